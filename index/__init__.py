@@ -1,0 +1,1 @@
+"""What finds the nearest vectors, and keeps them safe: levels, cascade, snapshots, builds."""

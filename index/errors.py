@@ -1,0 +1,67 @@
+"""Errors of searching and of the snapshot store; branches of the tree in `hivlp.models.errors`.
+
+HivlpError
+├── CorpusError             a corpus can't be read; names the place
+├── BuildError              a build can't be finished or must not be published
+├── PlanError               a search plan that contradicts itself or the index; names the parameter
+├── NoSuchItem              an id that the snapshot does not hold
+└── SnapshotError           names the index and the version
+    ├── SnapshotCorrupt     a file is missing, changed or unexpected; names the file
+    └── SnapshotMissing     no such index, or no such version
+"""
+
+from __future__ import annotations
+
+from hivlp.models.errors import HivlpError, InputError
+
+
+class CorpusError(HivlpError):
+    """A corpus can't be read."""
+
+    def __init__(self, place: str, reason: str) -> None:
+        super().__init__(f"{place}: {reason}")
+        self.place = place
+        self.reason = reason
+
+
+class BuildError(HivlpError):
+    """A build can't be finished, or its result must not be published."""
+
+
+class PlanError(InputError):
+    """Widths, plan or level contradict each other or what the index holds."""
+
+    def __init__(
+        self, message: str, *, param: str = "cascade", limit: int | float | None = None
+    ) -> None:
+        super().__init__("invalid_plan", message, param=param, limit=limit)
+
+
+class NoSuchItem(HivlpError):
+    """The snapshot holds no item of this id."""
+
+    def __init__(self, item_id: str) -> None:
+        super().__init__(f"no item with id {item_id!r}")
+        self.item_id = item_id
+
+
+class SnapshotError(HivlpError):
+    """Something is wrong with one version of one index."""
+
+    def __init__(self, index: str, version: str, reason: str) -> None:
+        super().__init__(f"index {index!r}, version {version!r}: {reason}")
+        self.index = index
+        self.version = version
+        self.reason = reason
+
+
+class SnapshotCorrupt(SnapshotError):
+    """A file of a snapshot is missing, changed or unexpected."""
+
+    def __init__(self, index: str, version: str, file: str, reason: str) -> None:
+        super().__init__(index, version, f"{file}: {reason}")
+        self.file = file
+
+
+class SnapshotMissing(SnapshotError):
+    """No such index, or no such version of it."""

@@ -1,0 +1,85 @@
+"""What the service sees of an index: plans, stages, items. Local today; other engines fit behind.
+
+A searcher belongs to one snapshot for its whole life. The pipeline drives it stage by stage, so
+that the encoder can work on the next level meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from hivlp.index.candidates import Candidates, RowArray
+from hivlp.index.cascade import Plan, PlanRequest, Stage
+from hivlp.models.levels import FloatArray, GalleryKind, LevelSpec, Modality
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotInfo:
+    """Which version of which index is being searched, and what it fits."""
+
+    index: str
+    version: str
+    gallery_space: str
+    gallery: GalleryKind
+    model: str
+    levels: tuple[LevelSpec, ...]
+    items: int
+    rows: Mapping[Modality, int]
+    created_at: str
+
+
+@dataclass(frozen=True, slots=True)
+class FoundItem:
+    """One item of the answer: `text` is the caption that matched, when texts were searched."""
+
+    id: str
+    row: int
+    score: float
+    text: str | None = None
+
+
+class Searcher(Protocol):
+    """Search one snapshot. Safe to call from several threads at once."""
+
+    @property
+    def info(self) -> SnapshotInfo:
+        """The snapshot this searcher belongs to."""
+
+    def plan(self, request: PlanRequest) -> Plan:
+        """Widths and methods for a request. Raises PlanError for what contradicts itself."""
+
+    def step(
+        self,
+        searched: Modality,
+        stage: Stage,
+        queries: FloatArray,
+        previous: Sequence[Candidates] | None,
+    ) -> list[Candidates]:
+        """Run one stage for n queries; `previous` is what the stage before returned, None at first.
+
+        `queries` is (n, dim of stage.level) float32, normalised.
+        """
+
+    def items(self, searched: Modality, found: Candidates, k: int, offset: int) -> list[FoundItem]:
+        """Turn rows into items: the best row of each item, skipping `offset` items, at most `k`."""
+
+    def row_of(self, item_id: str, modality: Modality) -> int:
+        """First row of an item. Raises NoSuchItem."""
+
+    def vector(self, modality: Modality, row: int, level: int) -> FloatArray:
+        """(1, dim) float32: the gallery vector of a row at a level, for `similar`."""
+
+    def explain(
+        self, searched: Modality, queries: Mapping[int, FloatArray], rows: RowArray
+    ) -> dict[int, FloatArray]:
+        """Scores of `rows` at every level of `queries` (level -> (1, dim)): level -> (m,)."""
+
+    def metadata(
+        self, item_ids: Sequence[str], names: Sequence[str] | None
+    ) -> list[dict[str, Any]]:
+        """Metadata of items, all columns or the named ones. Raises NoSuchItem, PlanError."""
+
+    def image_ref(self, item_id: str) -> str | None:
+        """Where an item's picture lies, as the corpus gave it, or None. Raises NoSuchItem."""

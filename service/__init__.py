@@ -1,0 +1,1 @@
+"""What people talk to: the HTTP service, its page, the command line, the demo."""
