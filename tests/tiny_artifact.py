@@ -1,0 +1,320 @@
+"""A real, tiny artifact, built in milliseconds: two towers, three exits, no torch.
+
+Both towers share one hidden space, so that a colour word lands beside pictures of that colour at
+every level: a search for "red" finds red pictures, and `an unknown word` is a point of its own.
+Early exits only nearly agree with the prefixes of the finest vector, as in a trained model.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+from PIL import Image
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+
+from hivlp.models.artifact import (
+    ArtifactManifest,
+    ImagePreparation,
+    SourceRecord,
+    StageRecord,
+    TextPreparation,
+    TowerRecord,
+    file_record,
+    fingerprint,
+    write_manifest,
+)
+from hivlp.models.encoder import RgbImage
+from hivlp.models.levels import FloatArray, GalleryKind, Modality
+
+Shape = Sequence[str | int]
+Constants = Mapping[str, npt.NDArray[np.float32] | npt.NDArray[np.int64]]
+
+COLOURS: dict[str, tuple[int, int, int]] = {
+    "red": (255, 0, 0),
+    "green": (0, 255, 0),
+    "blue": (0, 0, 255),
+    "yellow": (255, 255, 0),
+    "cyan": (0, 255, 255),
+    "magenta": (255, 0, 255),
+    "white": (255, 255, 255),
+    "black": (0, 0, 0),
+    "orange": (255, 128, 0),
+    "purple": (128, 0, 255),
+}
+FILLERS = ("a", "an", "the", "of", "is", "picture", "photo", "square", "something")
+LETTERS = tuple("abcdefghijklmnopqrstuvwxyz0123456789")
+SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
+
+SIDE = 16
+"""Height and width of the image tower's input, in pixels."""
+MAX_TOKENS = 16
+CELLS = 4
+WIDTH = 3 * CELLS * CELLS
+OPSET = 18
+
+
+def solid(colour: str | tuple[int, int, int], size: tuple[int, int] = (SIDE, SIDE)) -> RgbImage:
+    """A picture of one colour: (height, width, 3) uint8, `size` being (height, width)."""
+    value = COLOURS[colour] if isinstance(colour, str) else colour
+    return np.full((*size, 3), value, dtype=np.uint8)
+
+
+def png(picture: RgbImage) -> bytes:
+    """A PNG file of (height, width, 3) uint8 pixels."""
+    stream = io.BytesIO()
+    Image.fromarray(picture).save(stream, format="PNG")
+    return stream.getvalue()
+
+
+def make_tiny_artifact(
+    folder: Path,
+    *,
+    dims: Sequence[int] = (8, 16, 32),
+    gallery: GalleryKind = "nested",
+    seed: int = 0,
+    towers: Sequence[Modality] = ("text", "image"),
+    words: Sequence[str] = (),
+    name: str = "tiny",
+) -> Path:
+    """Write a small artifact into `folder` and return it; the same arguments write the same bytes.
+
+    `dims` sets the number of stages (1 to 3 or more), `words` adds whole words to the vocabulary
+    (each a direction of its own), `seed` changes every weight and so the `gallery_space`.
+    """
+    rng = np.random.default_rng(seed)
+    vocabulary = _vocabulary(words)
+    table = _token_table(vocabulary, rng)
+    weights = _Weights([_near_identity(rng) for _ in dims], _heads(dims, rng))
+    records: list[TowerRecord] = []
+    if "text" in towers:
+        records.append(_write_text_tower(folder, vocabulary, table, weights))
+    if "image" in towers:
+        records.append(_write_image_tower(folder, weights))
+    _write_manifest(folder, records, gallery=gallery, seed=seed, name=name)
+    return folder
+
+
+def _vocabulary(words: Sequence[str]) -> list[str]:
+    pieces = [*LETTERS, *(f"##{letter}" for letter in LETTERS)]
+    return list(dict.fromkeys([*SPECIAL, *COLOURS, *FILLERS, *words, *pieces]))
+
+
+def _features(colour: tuple[int, int, int]) -> FloatArray:
+    """What the image tower's first step makes of a picture of one colour: (WIDTH,) float32."""
+    scaled = np.asarray(colour, dtype=np.float32) / 127.5 - 1.0
+    return np.repeat(scaled, CELLS * CELLS) + _bias()
+
+
+def _bias() -> FloatArray:
+    """Keeps mid-grey from being the zero vector: (WIDTH,) float32."""
+    return np.tile(np.array([0.2, -0.2], dtype=np.float32), WIDTH // 2)
+
+
+def _token_table(vocabulary: list[str], rng: np.random.Generator) -> FloatArray:
+    """One row per token, (len(vocabulary), WIDTH) float32: colours loud, filler words quiet."""
+    table = rng.normal(0.0, 0.5, (len(vocabulary), WIDTH))
+    for row, token in enumerate(vocabulary):
+        if token in COLOURS:
+            table[row] = _features(COLOURS[token]) + 0.2 * table[row]
+        elif token in SPECIAL or token in FILLERS:
+            table[row] *= 0.05
+    return table.astype(np.float32)
+
+
+def _near_identity(rng: np.random.Generator) -> FloatArray:
+    noise = rng.normal(0.0, 0.2 / np.sqrt(WIDTH), (WIDTH, WIDTH))
+    return (np.eye(WIDTH) + noise).astype(np.float32)
+
+
+def _heads(dims: Sequence[int], rng: np.random.Generator) -> list[FloatArray]:
+    """One (WIDTH, dim) projection per level: the finest one's first columns, slightly disturbed."""
+    finest = rng.normal(0.0, 1.0, (WIDTH, dims[-1]))
+    noise = rng.normal(0.0, 0.1, (len(dims), WIDTH, dims[-1]))
+    noise[-1] = 0.0
+    return [(finest + noise[i])[:, :dim].astype(np.float32) for i, dim in enumerate(dims)]
+
+
+@dataclass(frozen=True)
+class _Weights:
+    layers: list[FloatArray]
+    heads: list[FloatArray]
+
+
+@dataclass(frozen=True)
+class _Opening:
+    """How a stage begins: what it reads, and the nodes that make `below` of it."""
+
+    inputs: list[onnx.ValueInfoProto]
+    nodes: list[onnx.NodeProto]
+    constants: Constants
+
+
+@dataclass(frozen=True)
+class _Body:
+    """What a tower's stages share: the state's shape, and the nodes that make `pooled` of it."""
+
+    tower: Modality
+    hidden: Shape
+    pool: list[onnx.NodeProto]
+    constants: Constants
+
+
+def _write_text_tower(
+    folder: Path, vocabulary: list[str], table: FloatArray, weights: _Weights
+) -> TowerRecord:
+    (folder / "text").mkdir(parents=True, exist_ok=True)
+    _tokenizer(vocabulary).save(str(folder / "text" / "tokenizer.json"))
+    body = _text_body()
+    mask = _value("attention_mask", ["n", "t"], TensorProto.INT64)
+    stages = []
+    for i in range(len(weights.heads)):
+        if i == 0:
+            ids = _value("input_ids", ["n", "t"], TensorProto.INT64)
+            gather = helper.make_node("Gather", ["table", "input_ids"], ["below"])
+            opening = _Opening([ids, mask], [gather], {"table": table})
+        else:
+            opening = _continue(i, body.hidden, mask)
+        stages.append(_write_stage(folder, body, i, opening, weights))
+    preparation = TextPreparation(
+        tokenizer_file="text/tokenizer.json", max_tokens=MAX_TOKENS, pad_id=0
+    )
+    return TowerRecord(
+        modality="text", family="tiny", pooling="mean", stages=tuple(stages), text=preparation
+    )
+
+
+def _text_body() -> _Body:
+    """The mean over the tokens that the mask keeps."""
+    pool = [
+        helper.make_node("Cast", ["attention_mask"], ["mask"], to=TensorProto.FLOAT),
+        helper.make_node("Unsqueeze", ["mask", "last"], ["mask3"]),
+        helper.make_node("Mul", ["hidden", "mask3"], ["masked"]),
+        helper.make_node("ReduceSum", ["masked", "axis_t"], ["summed"], keepdims=0),
+        helper.make_node("ReduceSum", ["mask", "axis_t"], ["count"], keepdims=1),
+        helper.make_node("Div", ["summed", "count"], ["pooled"]),
+    ]
+    constants: Constants = {"last": np.array([2], np.int64), "axis_t": np.array([1], np.int64)}
+    return _Body("text", ["n", "t", WIDTH], pool, constants)
+
+
+def _write_image_tower(folder: Path, weights: _Weights) -> TowerRecord:
+    (folder / "image").mkdir(parents=True, exist_ok=True)
+    pool = [helper.make_node("Identity", ["hidden"], ["pooled"])]
+    body = _Body("image", ["n", WIDTH], pool, {})
+    stages = []
+    for i in range(len(weights.heads)):
+        opening = _image_opening() if i == 0 else _continue(i, body.hidden)
+        stages.append(_write_stage(folder, body, i, opening, weights))
+    preparation = ImagePreparation(
+        height=SIDE, width=SIDE, fit="stretch", mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5)
+    )
+    return TowerRecord(
+        modality="image", family="tiny", pooling="mean", stages=tuple(stages), image=preparation
+    )
+
+
+def _image_opening() -> _Opening:
+    """The mean colour of each of CELLS x CELLS cells."""
+    cell = [SIDE // CELLS] * 2
+    nodes = [
+        helper.make_node(
+            "AveragePool", ["pixel_values"], ["cells"], kernel_shape=cell, strides=cell
+        ),
+        helper.make_node("Flatten", ["cells"], ["flat"], axis=1),
+        helper.make_node("Add", ["flat", "bias"], ["below"]),
+    ]
+    return _Opening([_value("pixel_values", ["n", 3, SIDE, SIDE])], nodes, {"bias": _bias()})
+
+
+def _continue(stage: int, hidden: Shape, *others: onnx.ValueInfoProto) -> _Opening:
+    state = f"hidden_{stage}"
+    node = helper.make_node("Identity", [state], ["below"])
+    return _Opening([_value(state, hidden), *others], [node], {})
+
+
+def _write_stage(
+    folder: Path, body: _Body, i: int, opening: _Opening, weights: _Weights
+) -> StageRecord:
+    """Write stage i+1: from `below` a layer makes `hidden`, pooled and projected."""
+    dim = weights.heads[i].shape[1]
+    states = (f"hidden_{i + 1}",) if i + 1 < len(weights.heads) else ()
+    nodes = [
+        *opening.nodes,
+        helper.make_node("MatMul", ["below", "layer"], ["mixed"]),
+        helper.make_node("Tanh", ["mixed"], ["hidden"]),
+        *body.pool,
+        helper.make_node("MatMul", ["pooled", "head"], ["projected"]),
+        helper.make_node("ReduceL2", ["projected", "axis_d"], ["length"], keepdims=1),
+        helper.make_node("Max", ["length", "epsilon"], ["safe"]),
+        helper.make_node("Div", ["projected", "safe"], ["embedding"]),
+        *(helper.make_node("Identity", ["hidden"], [state]) for state in states),
+    ]
+    outputs = [_value("embedding", ["n", dim]), *(_value(state, body.hidden) for state in states)]
+    constants = {
+        **opening.constants,
+        **body.constants,
+        "layer": weights.layers[i],
+        "head": weights.heads[i],
+        "axis_d": np.array([1], np.int64),
+        "epsilon": np.array(1e-12, np.float32),
+    }
+    initialisers = [numpy_helper.from_array(value, key) for key, value in constants.items()]
+    name = f"{body.tower}_stage{i + 1}"
+    graph = helper.make_graph(nodes, name, opening.inputs, outputs, initialisers)
+    model = helper.make_model(
+        graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=10, producer_name="hivlp"
+    )
+    onnx.checker.check_model(model)
+    file = f"{body.tower}/stage{i + 1}.onnx"
+    (folder / file).write_bytes(model.SerializeToString(deterministic=True))
+    inputs = tuple(value.name for value in opening.inputs)
+    return StageRecord(
+        level=i + 1, exit_layer=i + 1, dim=dim, file=file, inputs=inputs, states=states
+    )
+
+
+def _value(name: str, shape: Shape, dtype: int = TensorProto.FLOAT) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, dtype, list(shape))
+
+
+def _tokenizer(vocabulary: list[str]) -> Tokenizer:
+    """Lower-cased whole words where known, else letters: `[CLS] words [SEP]`."""
+    ids = {token: row for row, token in enumerate(vocabulary)}
+    tokenizer = Tokenizer(models.WordPiece(vocab=ids, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Lowercase()])
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]",
+        special_tokens=[("[CLS]", ids["[CLS]"]), ("[SEP]", ids["[SEP]"])],
+    )
+    return tokenizer
+
+
+def _write_manifest(
+    folder: Path, towers: list[TowerRecord], *, gallery: GalleryKind, seed: int, name: str
+) -> None:
+    dims = ",".join(str(stage.dim) for stage in towers[0].stages)
+    space = fingerprint({"model": "tiny", "seed": str(seed), "dims": dims, "gallery": gallery})
+    files = sorted(path for path in folder.rglob("*") if path.suffix in {".onnx", ".json"})
+    manifest = ArtifactManifest(
+        name=name,
+        created_at="2026-01-01T00:00:00Z",
+        gallery=gallery,
+        gallery_space=space,
+        query_encoder=fingerprint({"gallery_space": space, "precision": "fp32"}),
+        towers=tuple(towers),
+        sources=(SourceRecord(name="tests/tiny_artifact.py", licence="Apache-2.0"),),
+        files={
+            path.relative_to(folder).as_posix(): file_record(path)
+            for path in files
+            if path.parent != folder
+        },
+    )
+    write_manifest(folder, manifest)
