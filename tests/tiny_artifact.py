@@ -1,7 +1,7 @@
 """A real, tiny artifact, built in milliseconds: two towers, three exits, no torch.
 
 Both towers share one hidden space, so that a colour word lands beside pictures of that colour at
-every level: a search for "red" finds red pictures, and `an unknown word` is a point of its own.
+every level: a search for "red" finds red pictures.
 Early exits only nearly agree with the prefixes of the finest vector, as in a trained model.
 """
 
@@ -28,6 +28,7 @@ from hivlp.models.artifact import (
     TowerRecord,
     file_record,
     fingerprint,
+    read_manifest,
     write_manifest,
 )
 from hivlp.models.encoder import RgbImage
@@ -99,6 +100,24 @@ def make_tiny_artifact(
         records.append(_write_image_tower(folder, weights))
     _write_manifest(folder, records, gallery=gallery, seed=seed, name=name)
     return folder
+
+
+def replace_file(folder: Path, name: str, data: bytes) -> None:
+    """Overwrite one file of an artifact and make its manifest vouch for the new content."""
+    (folder / name).write_bytes(data)
+    manifest = read_manifest(folder)
+    files = {**manifest.files, name: file_record(folder / name)}
+    write_manifest(folder, manifest.model_copy(update={"files": files}))
+
+
+def replace_weights(folder: Path, stage_file: str, name: str, value: float) -> None:
+    """Set every number of one weight of a stage (`layer` or `head`) to `value`, NaN included."""
+    model = onnx.load(folder / stage_file)
+    for weight in model.graph.initializer:
+        if weight.name == name:
+            shape = numpy_helper.to_array(weight).shape
+            weight.CopyFrom(numpy_helper.from_array(np.full(shape, value, np.float32), name))
+    replace_file(folder, stage_file, model.SerializeToString(deterministic=True))
 
 
 def _vocabulary(words: Sequence[str]) -> list[str]:

@@ -1,0 +1,78 @@
+"""The early output head: features of one exit to one embedding.
+
+A head is a straight line plus a bend: a linear map that can be set in closed form, and an MLP that
+starts at zero and learns what the line misses. Before both, features are centred, scaled and, where
+there are many, cut to their main directions; these three are measured once and never trained.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+@dataclass(frozen=True, slots=True)
+class HeadShape:
+    """Sizes of a head: features in, directions kept, embedding out; the MLP's width and layers.
+
+    `hidden` = 0 leaves the MLP out. `dropout` is a share, applied in training only.
+    """
+
+    features: int
+    kept: int
+    dim: int
+    hidden: int = 768
+    layers: int = 1
+    dropout: float = 0.0
+
+    def as_dict(self) -> dict[str, int | float]:
+        """For a checkpoint."""
+        return asdict(self)
+
+
+class ExitHead(nn.Module):
+    """(n, features) to (n, dim), not yet normalised: see `embed`."""
+
+    shift: Tensor
+    basis: Tensor
+
+    def __init__(self, shape: HeadShape) -> None:
+        super().__init__()
+        self.shape = shape
+        self.register_buffer("shift", torch.zeros(shape.features))
+        self.register_buffer("basis", torch.eye(shape.features, shape.kept))
+        self.drop = nn.Dropout(shape.dropout)
+        self.line = nn.Linear(shape.kept, shape.dim)
+        self.bend = _mlp(shape) if shape.hidden else None
+
+    def forward(self, features: Tensor) -> Tensor:
+        """(n, features) float32 in, (n, dim) float32 out, of any length."""
+        return self.answer(self.reduce(features))
+
+    def reduce(self, features: Tensor) -> Tensor:
+        """The fixed part: centred, scaled and cut, (n, kept)."""
+        return (features - self.shift) @ self.basis
+
+    def answer(self, reduced: Tensor) -> Tensor:
+        """The trained part, on what `reduce` gave: (n, kept) in, (n, dim) out."""
+        straight: Tensor = self.line(self.drop(reduced))
+        return straight if self.bend is None else straight + self.bend(reduced)
+
+    def embed(self, features: Tensor) -> Tensor:
+        """(n, features) in, (n, dim) out, L2-normalised."""
+        return F.normalize(self(features), dim=1)
+
+
+def _mlp(shape: HeadShape) -> nn.Sequential:
+    steps: list[nn.Module] = []
+    inner = shape.kept
+    for _ in range(shape.layers):
+        steps += [nn.Dropout(shape.dropout), nn.Linear(inner, shape.hidden), nn.GELU()]
+        inner = shape.hidden
+    last = nn.Linear(inner, shape.dim)
+    nn.init.zeros_(last.weight)
+    nn.init.zeros_(last.bias)
+    return nn.Sequential(*steps, nn.Dropout(shape.dropout), last)
