@@ -52,7 +52,8 @@ class PlanRequest:
     """What a caller asks of `Searcher.plan`.
 
     `keeps` are explicit (level, keep) widths, coarse first; `max_level` caps the levels used;
-    `need` is how many rows must come back (k + offset, before rows become items).
+    `need` is how many items must come back (k + offset); the searcher knows how many rows make
+    sure of them.
     """
 
     searched: Modality

@@ -1,0 +1,1 @@
+"""Answers kept for the next to ask: the protocol, the in-process cache, the key."""

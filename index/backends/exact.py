@@ -1,0 +1,63 @@
+"""Exhaustive search in numpy: the slow obvious version, and the oracle of every other backend."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hivlp.index.backends.rows import LevelRows, Rows, check_queries, ranked_scores
+from hivlp.index.candidates import Candidates, RowArray
+from hivlp.index.level_index import Capabilities, SearchParams
+from hivlp.models.levels import FloatArray
+
+CAPABILITIES = Capabilities(
+    methods=frozenset({"scan", "rescore"}), mask=False, entry_rows=False, max_k=None
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ExactLevel:
+    """A `LevelIndex` that scores every row; a nested level is a prefix of the shared rows."""
+
+    level: int
+    rows: LevelRows
+
+    @property
+    def dim(self) -> int:
+        """Dimension of this level's vectors."""
+        return self.rows.dim
+
+    @property
+    def size(self) -> int:
+        """Number of rows."""
+        return self.rows.size
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Scan and re-score, any k."""
+        return CAPABILITIES
+
+    def search(
+        self,
+        queries: FloatArray,
+        k: int,
+        params: SearchParams,  # noqa: ARG002  nothing to tune here
+        entry_rows: Sequence[RowArray] | None,
+    ) -> list[Candidates]:
+        """The best min(k, size) rows of each query (n, dim), exactly. Raises InputError."""
+        assert k >= 1, k
+        assert entry_rows is None, "a scan has no entry rows"
+        return [best_rows(self.rows, query, k) for query in check_queries(queries, self.dim)]
+
+    def score(self, queries: FloatArray, rows: Sequence[RowArray]) -> list[Candidates]:
+        """Score given rows, one array a query: all of them, best first. Raises InputError."""
+        return ranked_scores(self.rows, check_queries(queries, self.dim), rows)
+
+
+def best_rows(rows: Rows, query: FloatArray, k: int) -> Candidates:
+    """The best min(k, N) of all rows for one query (dim,) float32."""
+    if rows.size == 0:
+        return Candidates.none()
+    return Candidates.ranked(np.arange(rows.size), rows.scan(query), min(k, rows.size))

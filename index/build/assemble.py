@@ -1,0 +1,143 @@
+"""The files of a snapshot, written from encoded items: rows, norms, FAISS levels, tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import pyarrow as pa
+
+from hivlp.index.backends.choose import write_level
+from hivlp.index.backends.rows import LevelRows, inverse_norms
+from hivlp.index.build.columns import metadata_columns
+from hivlp.index.build.embeddings import EmbeddingCache
+from hivlp.index.build.encode import EncodedItem
+from hivlp.index.candidates import RowArray
+from hivlp.index.snapshot import layout
+from hivlp.index.snapshot.catalogue import ID, IMAGE, id_index, write_table
+from hivlp.models.levels import FloatArray, GalleryKind, LevelSpec, Modality
+
+FETCH = 4_096
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltSide:
+    """Rows written for one side, by level, and the item of each row."""
+
+    modality: Modality
+    rows: Mapping[int, LevelRows]
+    row_items: RowArray
+    keys: Sequence[bytes]
+
+    @property
+    def size(self) -> int:
+        """Number of rows."""
+        return len(self.row_items)
+
+
+def write_catalogue(folder: Path, items: Sequence[EncodedItem]) -> None:
+    """items.arrow and the id index."""
+    ids = [item.id for item in items]
+    columns = {
+        ID: pa.array(ids, type=pa.string()),
+        IMAGE: pa.array([item.image for item in items], type=pa.string()),
+        **metadata_columns([item.metadata for item in items]),
+    }
+    write_table(folder / layout.ITEMS, pa.table(columns))
+    hashes, ordinals = id_index(ids)
+    np.save(folder / layout.ITEM_HASHES, hashes, allow_pickle=False)
+    np.save(folder / layout.ITEM_ORDINALS, ordinals, allow_pickle=False)
+
+
+def write_side(
+    folder: Path,
+    side: Modality,
+    items: Sequence[EncodedItem],
+    cache: EmbeddingCache,
+    levels: Sequence[LevelSpec],
+    gallery: GalleryKind,
+) -> BuiltSide | None:
+    """Rows, norms, row-to-item map and, for texts, the texts; None where the side has no row."""
+    keys, row_items = _rows_of(side, items)
+    if not keys:
+        return None
+    (folder / side).mkdir()
+    np.save(folder / layout.row_items_file(side), row_items, allow_pickle=False)
+    if side == "text":
+        texts = [text for item in items for text in item.texts]
+        write_table(folder / layout.TEXTS, pa.table({"text": pa.array(texts, type=pa.string())}))
+    dims = [spec.dim for spec in levels]
+    matrices = _write_rows(folder, side, keys, cache, dims, gallery)
+    rows = (
+        _nested_levels(folder, side, matrices[0], levels)
+        if gallery == "nested"
+        else {s.level: LevelRows(m, s.dim) for s, m in zip(levels, matrices, strict=True)}
+    )
+    return BuiltSide(side, rows, row_items, keys)
+
+
+def write_faiss(folder: Path, side: BuiltSide, levels: Sequence[int]) -> None:
+    """The given levels of a side as FAISS indexes."""
+    for level in levels:
+        write_level(folder / layout.faiss_file(side.modality, level), side.rows[level])
+
+
+def _rows_of(side: Modality, items: Sequence[EncodedItem]) -> tuple[list[bytes], RowArray]:
+    """Cache key and item ordinal of every row, in item order."""
+    keys: list[bytes] = []
+    ordinals: list[int] = []
+    for ordinal, item in enumerate(items):
+        own = item.text_keys if side == "text" else (item.image_key,)
+        real = [key for key in own if key is not None]
+        keys += real
+        ordinals += [ordinal] * len(real)
+    return keys, np.array(ordinals, dtype=np.int64)
+
+
+def _write_rows(
+    folder: Path,
+    side: Modality,
+    keys: Sequence[bytes],
+    cache: EmbeddingCache,
+    dims: Sequence[int],
+    gallery: GalleryKind,
+) -> list[FloatArray]:
+    """One matrix when nested, one a level when per_exit; filled from the cache part by part."""
+    widths = list(dims[-1:]) if gallery == "nested" else list(dims)
+    first = len(dims) if gallery == "nested" else 1
+    matrices = [
+        np.lib.format.open_memmap(
+            folder / layout.rows_file(side, gallery, first + i),
+            mode="w+",
+            dtype=np.float32,
+            shape=(len(keys), width),
+        )
+        for i, width in enumerate(widths)
+    ]
+    cuts = np.cumsum(widths)[:-1]
+    for start in range(0, len(keys), FETCH):
+        vectors = cache.get(keys[start : start + FETCH])
+        for matrix, part in zip(matrices, np.split(vectors, cuts, axis=1), strict=True):
+            matrix[start : start + FETCH] = part
+    for matrix in matrices:
+        matrix.flush()
+    return [cast(FloatArray, matrix.view(np.ndarray)) for matrix in matrices]
+
+
+def _nested_levels(
+    folder: Path, side: Modality, matrix: FloatArray, levels: Sequence[LevelSpec]
+) -> dict[int, LevelRows]:
+    """Every level as a prefix; norms of all but the finest are stored."""
+    coarse, finest = levels[:-1], levels[-1]
+    if not coarse:
+        return {finest.level: LevelRows(matrix, finest.dim)}
+    norms = np.stack([inverse_norms(matrix, spec.dim) for spec in coarse])
+    np.save(folder / layout.norms_file(side), norms, allow_pickle=False)
+    rows = {
+        spec.level: LevelRows(matrix, spec.dim, own)
+        for spec, own in zip(coarse, norms, strict=True)
+    }
+    return {**rows, finest.level: LevelRows(matrix, finest.dim)}

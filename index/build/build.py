@@ -1,0 +1,256 @@
+"""From a corpus to a published version: encode, assemble, gate, measure widths, publish.
+
+    report = build_index(open_corpus(path), Model.load(artifact), SnapshotStore(home), "default")
+
+Interrupted and run again, it goes on: what was encoded is in the embedding cache. Nothing is
+published unless the gate lets it through, and the pointer moves last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+
+from hivlp.index.backends.choose import faiss_version, open_level
+from hivlp.index.build import gate
+from hivlp.index.build.assemble import BuiltSide, write_catalogue, write_faiss, write_side
+from hivlp.index.build.corpus import Corpus
+from hivlp.index.build.embeddings import EmbeddingCache
+from hivlp.index.build.encode import Encoded, encode_corpus, write_failures
+from hivlp.index.build.model import Model
+from hivlp.index.build.progress import Progress
+from hivlp.index.build.queries import QuerySet, image_queries, text_queries
+from hivlp.index.build.widths import Direction, sweep
+from hivlp.index.errors import BuildError
+from hivlp.index.snapshot import layout
+from hivlp.index.snapshot.manifest import (
+    BuildRecord,
+    CorpusRecord,
+    LevelRecord,
+    SideRecord,
+    SnapshotManifest,
+    WidthRecord,
+    write_manifest,
+)
+from hivlp.index.snapshot.store import SnapshotStore, Staging, check_index_name
+from hivlp.models.artifact import file_record
+from hivlp.models.levels import Modality
+
+SEED = 20_240_229
+SAMPLED_ROWS = 2e8
+LEAST_SAMPLE = 100
+
+
+@dataclass(frozen=True, slots=True)
+class BuildSettings:
+    """How to build. `max_failures` is a share; `sample` the most queries widths are measured on."""
+
+    batch_size: int = 32
+    max_failures: float = 0.05
+    materialise: bool = False
+    metadata_group: str | None = None
+    sample: int = 500
+    target: float = 0.99
+    activate: bool = True
+    quiet: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class BuildReport:
+    """What was published, and what it took."""
+
+    manifest: SnapshotManifest
+    path: Path
+    fresh: int
+    failures: int
+    failures_file: Path
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class _Draft:
+    """A version while it is made."""
+
+    staging: Staging
+    encoded: Encoded
+    sides: dict[Modality, BuiltSide] = field(default_factory=dict)
+    widths: list[WidthRecord] = field(default_factory=list)
+    gate: dict[str, float] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+
+def build_index(
+    corpus: Corpus,
+    model: Model,
+    store: SnapshotStore,
+    name: str,
+    settings: BuildSettings = BuildSettings(),
+) -> BuildReport:
+    """Build, publish and (unless told otherwise) activate a version of index `name`.
+
+    Raises CorpusError, BuildError, SpaceMismatch, MissingExtra; the store is left as it was.
+    """
+    check_index_name(name)
+    version_of_faiss = faiss_version()  # before hours of encoding, not after
+    cache_folder = store.home / "cache"
+    failures_file = cache_folder / "builds" / f"{name}.failures.jsonl"
+    width = sum(model.gallery_dims)
+    with EmbeddingCache(cache_folder / "embeddings", model.gallery_space, width) as cache:
+        with Progress(f"encode {name}", corpus.count(), quiet=settings.quiet) as progress:
+            encoded = encode_corpus(corpus, model, cache, settings.batch_size, progress)
+        write_failures(failures_file, encoded.failures)
+        encoded.check_share(settings.max_failures, failures_file)
+        _check_group(settings, encoded)
+        with store.stage(name) as staging:
+            draft = _Draft(staging, encoded)
+            _assemble(draft, model, cache, settings)
+            _gate(draft)
+            _measure(draft, corpus, model, settings)
+            manifest = _manifest(draft, corpus, model, settings, version_of_faiss)
+            write_manifest(staging.path, manifest)
+            path = store.publish(staging, activate=settings.activate)
+    return BuildReport(
+        store.manifest(name, staging.version),
+        path,
+        encoded.fresh,
+        len(encoded.failures),
+        failures_file,
+        tuple(draft.notes),
+    )
+
+
+def _check_group(settings: BuildSettings, encoded: Encoded) -> None:
+    group = settings.metadata_group
+    if group is not None and not any(group in item.metadata for item in encoded.items):
+        raise BuildError(f"no item has the metadata column {group!r}")
+
+
+def _assemble(draft: _Draft, model: Model, cache: EmbeddingCache, settings: BuildSettings) -> None:
+    folder = draft.staging.path
+    write_catalogue(folder, draft.encoded.items)
+    for side in layout.SIDES:
+        built = write_side(folder, side, draft.encoded.items, cache, model.levels, model.gallery)
+        if built is not None:
+            gate.check_side(built, draft.encoded.items)
+            write_faiss(folder, built, _faiss_levels(model, settings))
+            draft.sides[side] = built
+
+
+def _faiss_levels(model: Model, settings: BuildSettings) -> tuple[int, ...]:
+    """Level 1 always; every level when asked, and when each level has rows of its own."""
+    every = tuple(spec.level for spec in model.levels)
+    return every if settings.materialise or model.gallery == "per_exit" else every[:1]
+
+
+def _gate(draft: _Draft) -> None:
+    items = draft.encoded.items
+    gate.check_items(items)
+    ids = [item.id for item in items]
+    rng = np.random.default_rng(SEED)
+    for side, built in draft.sides.items():
+        opened = {
+            level: open_level(level, rows, draft.staging.path / name, "faiss-cpu")
+            for level, rows in built.rows.items()
+            if (draft.staging.path / (name := layout.faiss_file(side, level))).is_file()
+        }
+        tried = gate.check_self_retrieval(built, opened, ids, rng)
+        draft.gate[f"{side}_rows"] = float(built.size)
+        draft.gate[f"{side}_self_retrieval_rows"] = tried
+
+
+def _measure(draft: _Draft, corpus: Corpus, model: Model, settings: BuildSettings) -> None:
+    """Sweep widths in every direction that there are queries for."""
+    largest = max(side.size for side in draft.sides.values())
+    limit = min(settings.sample, max(LEAST_SAMPLE, int(SAMPLED_ROWS / largest)))
+    queries = _sample(draft, corpus, model, limit)
+    directions: list[tuple[Modality, Modality]] = [
+        (searched, query) for searched in draft.sides for query in layout.SIDES
+    ]
+    total = len(directions)
+    with Progress("measure widths", total, quiet=settings.quiet) as progress:
+        for searched, query in directions:
+            sample = queries.get(query)
+            if sample is None:
+                draft.notes.append(f"no {query} queries to measure {query} to {searched} with")
+            else:
+                rows = draft.sides[searched].rows
+                direction = Direction(searched, query, sample.outputs, rows, sample.held_out)
+                draft.widths += sweep(direction, model.levels, model.gallery, settings.target)
+            progress.step()
+
+
+def _sample(draft: _Draft, corpus: Corpus, model: Model, limit: int) -> Mapping[Modality, QuerySet]:
+    """Up to `limit` captions and as many pictures, each encoded through every exit."""
+    rng = np.random.default_rng(SEED)
+    items = draft.encoded.items
+    pictures = [(item.image, i) for i, item in enumerate(items) if item.image_key and item.image]
+    captions = [(text, i) for i, item in enumerate(items) for text in item.texts]
+    refs, image_ordinals = _chosen(pictures, limit, rng)
+    texts, text_ordinals = _chosen(captions, limit, rng)
+    found: dict[Modality, QuerySet | None] = {
+        "image": image_queries(model, corpus.root, refs, image_ordinals),
+        "text": text_queries(model, texts, text_ordinals),
+    }
+    return {query: queries for query, queries in found.items() if queries is not None}
+
+
+def _chosen(
+    pairs: Sequence[tuple[str, int]], limit: int, rng: np.random.Generator
+) -> tuple[list[str], list[int]]:
+    """A sample of pairs, in the corpus's order (neighbours of a table are read together)."""
+    count = min(limit, len(pairs))
+    places = np.sort(rng.choice(max(len(pairs), 1), count, replace=False))
+    chosen = [pairs[int(place)] for place in places]
+    return [what for what, _ in chosen], [ordinal for _, ordinal in chosen]
+
+
+def _manifest(
+    draft: _Draft, corpus: Corpus, model: Model, settings: BuildSettings, version_of_faiss: str
+) -> SnapshotManifest:
+    folder = draft.staging.path
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return SnapshotManifest(
+        index=draft.staging.index,
+        version=draft.staging.version,
+        created_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        items=len(draft.encoded.items),
+        sides={side: _side_record(built, model, settings) for side, built in draft.sides.items()},
+        levels=tuple(
+            LevelRecord(level=s.level, exit_layer=s.exit_layer, dim=s.dim) for s in model.levels
+        ),
+        gallery=model.gallery,
+        gallery_space=model.gallery_space,
+        query_encoder=model.query_encoder,
+        model=model.name,
+        artifact=str(model.path),
+        faiss_version=version_of_faiss,
+        corpus=CorpusRecord(
+            kind=corpus.kind,
+            root=str(corpus.root.resolve()),
+            source=str(corpus.source.resolve()),
+            failures=len(draft.encoded.failures),
+        ),
+        build=BuildRecord(
+            batch_size=settings.batch_size,
+            max_failures=settings.max_failures,
+            materialise=settings.materialise,
+            metadata_group=settings.metadata_group,
+            sample=settings.sample,
+            target=settings.target,
+        ),
+        widths=tuple(draft.widths),
+        gate=draft.gate,
+        files={path.relative_to(folder).as_posix(): file_record(path) for path in files},
+    )
+
+
+def _side_record(built: BuiltSide, model: Model, settings: BuildSettings) -> SideRecord:
+    return SideRecord(
+        rows=built.size,
+        max_rows_per_item=int(np.bincount(built.row_items).max()),
+        faiss_levels=_faiss_levels(model, settings),
+    )

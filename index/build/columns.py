@@ -1,0 +1,91 @@
+"""Metadata of items to typed Arrow columns.
+
+A column is boolean, integer, float, text or a list of texts when every value it has fits; whatever
+mixes becomes text (JSON for nested values). Text that is a number in every row, as in CSV, becomes
+numbers, unless that would lose something ("007" and "1e5" stay text).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from hivlp.index.snapshot.catalogue import OWN_COLUMNS
+
+INTEGER = re.compile(r"-?(0|[1-9][0-9]{0,17})")
+DECIMAL = re.compile(r"-?(0|[1-9][0-9]{0,14})(\.[0-9]{1,15})?")
+BOOLEANS = {"true": True, "false": False, "True": True, "False": False}
+INT64 = 2**63
+
+
+def metadata_columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Name -> pyarrow Array of len(rows), null where a row has no such value; names sorted.
+
+    A name that the catalogue uses itself gets underscores in front.
+    """
+    names = sorted({name for row in rows for name in row})
+    columns: dict[str, Any] = {}
+    for name in names:
+        free = name
+        while free in OWN_COLUMNS or (free != name and free in names):
+            free = f"_{free}"
+        columns[free] = typed_column([row.get(name) for row in rows])
+    return columns
+
+
+def typed_column(values: Sequence[Any]) -> Any:
+    """One column of the narrowest type that loses nothing."""
+    filled = [value for value in values if value is not None]
+    kind = _kind(filled)
+    if kind == "text" and filled and all(isinstance(value, str) for value in filled):
+        kind, values = _parsed(filled, values)
+    types = {
+        "bool": pa.bool_(),
+        "int": pa.int64(),
+        "float": pa.float64(),
+        "list": pa.list_(pa.string()),
+        "text": pa.string(),
+    }
+    if kind == "text":
+        values = [None if value is None else _as_text(value) for value in values]
+    elif kind == "float":
+        values = [None if value is None else float(value) for value in values]
+    return pa.array(values, type=types[kind])
+
+
+def _kind(filled: Iterable[Any]) -> str:
+    kinds = {_kind_of(value) for value in filled}
+    if kinds == {"int", "float"}:
+        return "float"
+    return kinds.pop() if len(kinds) == 1 else "text"
+
+
+def _kind_of(value: Any) -> str:
+    if isinstance(value, bool):
+        return "bool"
+    if isinstance(value, int) and -INT64 <= value < INT64:
+        return "int"
+    if isinstance(value, float):
+        return "float"
+    is_list = isinstance(value, (list, tuple)) and all(isinstance(part, str) for part in value)
+    return "list" if is_list else "text"
+
+
+def _parsed(filled: Sequence[str], values: Sequence[str | None]) -> tuple[str, Sequence[Any]]:
+    """Numbers or booleans, where every text is one."""
+    if all(value in BOOLEANS for value in filled):
+        return "bool", [None if value is None else BOOLEANS[value] for value in values]
+    if all(INTEGER.fullmatch(value) for value in filled):
+        return "int", [None if value is None else int(value) for value in values]
+    if all(DECIMAL.fullmatch(value) for value in filled):
+        return "float", [None if value is None else float(value) for value in values]
+    return "text", values
+
+
+def _as_text(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    return text.encode("utf-8", "replace").decode()

@@ -1,0 +1,100 @@
+"""The embedding cache: what was encoded once in a gallery space is never encoded again.
+
+One SQLite file per gallery space, `cache/embeddings/<gallery_space>.sqlite`, with the table
+`vectors(key BLOB PRIMARY KEY, numbers BLOB)`: the key is the sha256 of the modality, a zero byte
+and the content (a picture file's bytes, a cleaned text's UTF-8); the numbers are float32,
+little-endian, the gallery levels of the item one after the other. Committed batch by batch, so an
+interrupted build goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sqlite3
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+
+from hivlp.index.errors import BuildError
+from hivlp.models.levels import FloatArray, Modality
+
+LOOKUP = 500
+WAIT_S = 60.0
+
+
+def content_key(modality: Modality, content: bytes) -> bytes:
+    """32 bytes that name a content of a modality."""
+    return hashlib.sha256(modality.encode() + b"\0" + content).digest()
+
+
+class EmbeddingCache:
+    """Vectors of `width` numbers by key. For one thread; several builds may share the file."""
+
+    def __init__(self, folder: Path, gallery_space: str, width: int) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.path = folder / f"{gallery_space}.sqlite"
+        self._width = width
+        try:
+            self._base = sqlite3.connect(self.path, timeout=WAIT_S)
+            self._base.execute(
+                "CREATE TABLE IF NOT EXISTS vectors(key BLOB PRIMARY KEY, numbers BLOB NOT NULL)"
+                " WITHOUT ROWID"
+            )
+        except sqlite3.Error as error:
+            raise BuildError(f"{self.path}: the embedding cache can't be used: {error}") from error
+
+    def __enter__(self) -> EmbeddingCache:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._base.close()
+
+    def missing(self, keys: Sequence[bytes]) -> list[bytes]:
+        """Those keys that are not there, in order, each once."""
+        there: set[bytes] = set()
+        for part in _parts(keys):
+            there.update(key for key, _ in self._select("key, 1", part))
+        return [key for key in dict.fromkeys(keys) if key not in there]
+
+    def get(self, keys: Sequence[bytes]) -> FloatArray:
+        """(n, width) float32 in the order of `keys`. Raises BuildError for one that is absent."""
+        found = {}
+        for part in _parts(keys):
+            found.update(dict(self._select("key, numbers", part)))
+        try:
+            blob = b"".join(found[key] for key in keys)
+        except KeyError as error:
+            raise BuildError(f"{self.path}: an embedding is gone; run the build again") from error
+        if len(blob) != 4 * self._width * len(keys):
+            raise BuildError(f"{self.path}: vectors of another width; remove this file")
+        return np.frombuffer(blob, dtype="<f4").reshape(len(keys), self._width)
+
+    def put(self, keys: Iterable[bytes], vectors: FloatArray) -> None:
+        """Keep (n, width) float32 vectors, durably, before returning."""
+        assert vectors.shape[1] == self._width, vectors.shape
+        rows = np.ascontiguousarray(vectors, dtype="<f4")
+        pairs = [(key, row.tobytes()) for key, row in zip(keys, rows, strict=True)]
+        try:
+            with self._base:
+                self._base.executemany("INSERT OR REPLACE INTO vectors VALUES (?, ?)", pairs)
+        except sqlite3.Error as error:
+            raise BuildError(f"{self.path}: can't be written: {error}") from error
+
+    def _select(self, columns: str, keys: Sequence[bytes]) -> list[tuple[bytes, bytes]]:
+        marks = ",".join("?" * len(keys))
+        query = f"SELECT {columns} FROM vectors WHERE key IN ({marks})"
+        try:
+            return self._base.execute(query, list(keys)).fetchall()
+        except sqlite3.Error as error:
+            raise BuildError(f"{self.path}: can't be read: {error}") from error
+
+
+def _parts(keys: Sequence[bytes]) -> Iterable[Sequence[bytes]]:
+    return (keys[start : start + LOOKUP] for start in range(0, len(keys), LOOKUP))

@@ -1,0 +1,85 @@
+"""What must hold before a version is published; each failure names the rows or items."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from hivlp.index.backends.exact import best_rows
+from hivlp.index.build.assemble import BuiltSide
+from hivlp.index.build.encode import EncodedItem
+from hivlp.index.candidates import RowArray
+from hivlp.index.errors import BuildError
+from hivlp.index.level_index import LevelIndex, SearchParams
+from hivlp.models.levels import FloatArray
+
+NORM_TOLERANCE = 1e-3
+SCORE_TOLERANCE = 1e-4
+SELF_SAMPLE = 200
+NAMED = 5
+CHUNK = 65_536
+
+
+def check_items(items: Sequence[EncodedItem]) -> None:
+    """Ids are unique. Raises BuildError."""
+    seen: set[str] = set()
+    for item in items:
+        if item.id in seen:
+            raise BuildError(f"id {item.id!r} is there twice")
+        seen.add(item.id)
+
+
+def check_side(side: BuiltSide, items: Sequence[EncodedItem]) -> None:
+    """Counts agree, all numbers are finite, rows have unit length. Raises BuildError."""
+    for level, rows in side.rows.items():
+        where = f"{side.modality} level {level}"
+        if rows.size != side.size:
+            raise BuildError(f"{where}: {rows.size} rows for {side.size} entries of the item map")
+        check_rows(rows.matrix, side.row_items, [item.id for item in items], where)
+
+
+def check_rows(matrix: FloatArray, row_items: RowArray, ids: Sequence[str], where: str) -> None:
+    """Raises BuildError naming rows (N, D) that hold NaN or Inf, or are not of unit length."""
+    for start in range(0, len(matrix), CHUNK):
+        norms = np.linalg.norm(matrix[start : start + CHUNK], axis=1)
+        for reason, bad in (
+            ("NaN or Inf", ~np.isfinite(norms)),
+            ("not of unit length", np.abs(norms - 1) > NORM_TOLERANCE),
+        ):
+            if bad.any():
+                rows = (np.flatnonzero(bad) + start).tolist()
+                raise BuildError(f"{where}: {reason} in {_named(rows, row_items, ids)}")
+
+
+def check_self_retrieval(
+    side: BuiltSide,
+    opened: Mapping[int, LevelIndex],
+    ids: Sequence[str],
+    rng: np.random.Generator,
+) -> float:
+    """A sample of rows finds itself, or an equal, at the top of every level as it was written.
+
+    Returns the number of rows tried. Raises BuildError.
+    """
+    count = min(SELF_SAMPLE, side.size)
+    sample = np.sort(rng.choice(side.size, count, replace=False)).astype(np.int64)
+    for level, index in opened.items():
+        rows = side.rows[level]
+        queries = rows.vectors(sample)
+        found = index.search(queries, 1, SearchParams(), None)
+        top = np.array([candidates.scores[0] for candidates in found])
+        own = np.array([rows.score(q, sample[i : i + 1])[0] for i, q in enumerate(queries)])
+        oracle = np.array([best_rows(rows, q, 1).scores[0] for q in queries[:NAMED]])
+        bad = np.abs(top - own) > SCORE_TOLERANCE
+        bad[: len(oracle)] |= np.abs(top[: len(oracle)] - oracle) > SCORE_TOLERANCE
+        if bad.any():
+            named = _named(sample[bad].tolist(), side.row_items, ids)
+            raise BuildError(f"{side.modality} level {level}: {named} do not find themselves")
+    return float(count)
+
+
+def _named(rows: Sequence[int], row_items: RowArray, ids: Sequence[str]) -> str:
+    some = ", ".join(f"row {row} (item {ids[int(row_items[row])]!r})" for row in rows[:NAMED])
+    more = f" and {len(rows) - NAMED} more" if len(rows) > NAMED else ""
+    return some + more

@@ -1,0 +1,89 @@
+"""Queries to measure with: a sample of the corpus's own pictures and captions, fully encoded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from hivlp.index.build.encode import LIMITS
+from hivlp.index.build.model import Model, query_outputs
+from hivlp.index.candidates import RowArray
+from hivlp.index.errors import CorpusError
+from hivlp.index.pictures import read_picture
+from hivlp.models.encoder import Encoder, RgbImage
+from hivlp.models.errors import ImageError
+from hivlp.models.levels import FloatArray
+from hivlp.models.runtime.images import decode_image
+
+BATCH = 16
+
+
+@dataclass(frozen=True, slots=True)
+class QuerySet:
+    """Encoded queries: `outputs` by level, (n, dim) float32; `ordinals` (n,) say whose they are.
+
+    `skipped` counts pictures that can no longer be read.
+    """
+
+    outputs: Mapping[int, FloatArray]
+    ordinals: RowArray
+    skipped: int = 0
+
+    def __len__(self) -> int:
+        return len(self.ordinals)
+
+    @property
+    def held_out(self) -> npt.NDArray[np.bool_]:
+        """(n,): every other item's queries, so that no item is on both sides."""
+        place: npt.NDArray[np.int64] = np.unique(self.ordinals, return_inverse=True)[1]
+        odd: npt.NDArray[np.bool_] = place % 2 == 1
+        return odd
+
+
+def text_queries(model: Model, texts: Sequence[str], ordinals: Sequence[int]) -> QuerySet | None:
+    """Encode texts as queries; None without a text tower or texts."""
+    if model.text is None or not texts:
+        return None
+    parts = [
+        query_outputs(model.text, model.text.prepare(texts[start : start + BATCH]))
+        for start in range(0, len(texts), BATCH)
+    ]
+    return QuerySet(_joined(parts), np.array(ordinals, dtype=np.int64))
+
+
+def image_queries(
+    model: Model, root: Path, refs: Sequence[str], ordinals: Sequence[int]
+) -> QuerySet | None:
+    """Read and encode pictures as queries; None without an image tower or readable pictures."""
+    if model.image is None or not refs:
+        return None
+    parts: list[dict[int, FloatArray]] = []
+    kept: list[int] = []
+    for start in range(0, len(refs), BATCH):
+        pictures = [_picture(root, ref) for ref in refs[start : start + BATCH]]
+        readable = [i for i, picture in enumerate(pictures) if picture is not None]
+        kept += [ordinals[start + i] for i in readable]
+        if readable:
+            parts.append(_encoded(model.image, [p for p in pictures if p is not None]))
+    if not parts:
+        return None
+    return QuerySet(_joined(parts), np.array(kept, dtype=np.int64), len(refs) - len(kept))
+
+
+def _encoded(encoder: Encoder[RgbImage], pictures: Sequence[RgbImage]) -> dict[int, FloatArray]:
+    return query_outputs(encoder, encoder.prepare(pictures))
+
+
+def _picture(root: Path, ref: str) -> RgbImage | None:
+    try:
+        return decode_image(read_picture(root, ref), LIMITS)
+    except (CorpusError, ImageError):
+        return None
+
+
+def _joined(parts: Sequence[Mapping[int, FloatArray]]) -> dict[int, FloatArray]:
+    return {level: np.concatenate([part[level] for part in parts]) for level in parts[0]}

@@ -1,0 +1,213 @@
+"""How many rows each level must keep: measured on this gallery with this model's early exits.
+
+For each direction, plan and k in `KS`: the smallest widths at which both halves of a sample of
+queries keep at least `target` of the exact top k, where exact means an exhaustive search of the
+finest level with the finest query. The allowed loss is shared out evenly over the narrowing levels.
+Keeping every row loses nothing, so the target can always be reached.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from hivlp.index.backends.rows import LevelRows, query_blocks
+from hivlp.index.candidates import Candidates, RowArray
+from hivlp.index.cascade import Plan, PlanName, PlanRequest, Stage
+from hivlp.index.plans import make_plan, stage_query
+from hivlp.index.snapshot.manifest import WidthRecord
+from hivlp.models.levels import FloatArray, GalleryKind, LevelSpec, Modality
+
+BoolArray = npt.NDArray[np.bool_]
+
+KS = (1, 10, 100)
+PLANS: tuple[PlanName, ...] = ("cascade", "funnel")
+GROWTH = 1.1
+"""Widths tried are this much apart."""
+ROUNDING = 1e-6
+"""Scores this near count as equal."""
+
+
+@dataclass(frozen=True, slots=True)
+class Direction:
+    """Queries of one modality, by level ((n, dim) float32 each), against one gallery side.
+
+    `held_out` (n,) tells the halves apart; queries of one item belong to the same half.
+    """
+
+    searched: Modality
+    query: Modality
+    queries: Mapping[int, FloatArray]
+    rows: Mapping[int, LevelRows]
+    held_out: BoolArray
+
+    @property
+    def count(self) -> int:
+        """Number of queries."""
+        return len(next(iter(self.queries.values())))
+
+    @property
+    def size(self) -> int:
+        """Rows of the side."""
+        return next(iter(self.rows.values())).size
+
+
+def sweep(
+    direction: Direction, levels: Sequence[LevelSpec], gallery: GalleryKind, target: float
+) -> list[WidthRecord]:
+    """Widths of every plan and k for one direction; none with an empty half or one level."""
+    if not 0 < direction.held_out.sum() < direction.count or len(levels) < 2:
+        return []
+    truth = exact_rows(direction, levels[-1].level, min(max(KS), direction.size))
+    records = []
+    for name in PLANS:
+        request = PlanRequest(direction.searched, direction.query, need=1, name=name)
+        plan = make_plan(request, levels, {}, direction.size, gallery=gallery)
+        first = first_ranks(direction, plan, truth)
+        for k in KS:
+            keeps, shares = narrow(direction, plan, [t[:k] for t in truth], first, target)
+            records.append(_record(direction, name, k, keeps, shares, target))
+    return records
+
+
+def exact_rows(direction: Direction, finest: int, k: int) -> list[RowArray]:
+    """The best k rows of every query by exhaustive search of the finest level."""
+    return _best(direction.rows[finest], direction.queries[finest], k)
+
+
+def first_ranks(direction: Direction, plan: Plan, wanted: Sequence[RowArray]) -> list[RowArray]:
+    """1-based ranks of each query's wanted rows in the plan's first scan."""
+    stage = plan.stages[0]
+    rows = direction.rows[stage.level]
+    queries = stage_query(stage, direction.queries, rows.dim)
+    found: list[RowArray] = []
+    for block in query_blocks(len(queries), rows.size):
+        scores = rows.scan_many(queries[block])
+        found += [ranks(own, own[some]) for own, some in zip(scores, wanted[block], strict=True)]
+    return found
+
+
+def narrow(
+    direction: Direction,
+    plan: Plan,
+    truth: Sequence[RowArray],
+    first: Sequence[RowArray],
+    target: float,
+) -> tuple[tuple[int, ...], FloatArray]:
+    """Smallest widths of the plan's narrowing levels, and the share each query keeps, (n,) float32.
+
+    `truth[i]` are the rows that query i must keep, `first[i]` begin with their ranks in the first
+    scan.
+    """
+    totals = [len(wanted) for wanted in truth]
+    alive = list(truth)
+    places = [rank[:total] for rank, total in zip(first, totals, strict=True)]
+    kept: list[RowArray] = []
+    keeps: list[int] = []
+    narrowing = plan.stages[:-1]
+    for i, stage in enumerate(narrowing):
+        rows = direction.rows[stage.level]
+        queries = stage_query(stage, direction.queries, rows.dim)
+        if i > 0:
+            kept = _survivors(direction, narrowing[i - 1], keeps[-1], kept)
+            places = [
+                _ranks_among(rows, query, given, wanted)
+                for query, given, wanted in zip(queries, kept, alive, strict=True)
+            ]
+        allowed = 1 - (1 - target) * (i + 1) / len(narrowing)
+        curves = [
+            _Curve([places[q] for q in half], [totals[q] for q in half])
+            for half in (np.flatnonzero(~direction.held_out), np.flatnonzero(direction.held_out))
+        ]
+        ceiling = keeps[-1] if keeps else direction.size
+        keeps.append(_smallest(curves, max(totals), allowed, ceiling))
+        alive = [some[rank <= keeps[-1]] for some, rank in zip(alive, places, strict=True)]
+    shares = [len(some) / total for some, total in zip(alive, totals, strict=True)]
+    return tuple(keeps), np.array(shares, dtype=np.float32)
+
+
+def _record(
+    direction: Direction,
+    name: PlanName,
+    k: int,
+    keeps: tuple[int, ...],
+    shares: FloatArray,
+    target: float,
+) -> WidthRecord:
+    return WidthRecord(
+        searched=direction.searched,
+        query=direction.query,
+        plan=name,
+        k=k,
+        keeps=keeps,
+        target=target,
+        recall_chosen_on=round(float(shares[~direction.held_out].mean()), 5),
+        recall_held_out=round(float(shares[direction.held_out].mean()), 5),
+        queries=direction.count,
+    )
+
+
+def _survivors(
+    direction: Direction, stage: Stage, keep: int, kept: Sequence[RowArray]
+) -> list[RowArray]:
+    """What a stage hands on: the best `keep` of all rows, or of those it was given."""
+    rows = direction.rows[stage.level]
+    queries = stage_query(stage, direction.queries, rows.dim)
+    if not kept:
+        return _best(rows, queries, keep)
+    return [
+        Candidates.ranked(given, rows.score(query, given), keep).rows
+        for query, given in zip(queries, kept, strict=True)
+    ]
+
+
+def _ranks_among(rows: LevelRows, query: FloatArray, given: RowArray, wanted: RowArray) -> RowArray:
+    """Ranks of wanted rows, all among the given ones, when the given ones are re-scored."""
+    scores = rows.score(query, given)
+    order = np.argsort(given)
+    return ranks(scores, scores[order[np.searchsorted(given, wanted, sorter=order)]])
+
+
+def _best(rows: LevelRows, queries: FloatArray, k: int) -> list[RowArray]:
+    """The best k rows of each query, best first."""
+    every = np.arange(rows.size)
+    return [
+        Candidates.ranked(every, scores, k).rows
+        for block in query_blocks(len(queries), rows.size)
+        for scores in rows.scan_many(queries[block])
+    ]
+
+
+def ranks(scores: FloatArray, wanted: FloatArray) -> RowArray:
+    """1-based ranks of wanted scores among all; one that ties counts behind all its equals."""
+    below = np.searchsorted(np.sort(scores), wanted - ROUNDING, side="left")
+    return (len(scores) - below).astype(np.int64)
+
+
+def _smallest(curves: Sequence[_Curve], least: int, allowed: float, ceiling: int) -> int:
+    """The smallest width, in steps of GROWTH, at which both halves keep `allowed`."""
+    keep = least
+    while keep < ceiling:
+        if all(share(keep) >= allowed for share in curves):
+            return keep
+        keep = max(keep + 1, int(keep * GROWTH))
+    return ceiling
+
+
+class _Curve:
+    """Mean share of wanted rows within a width."""
+
+    def __init__(self, ranks: Sequence[RowArray], totals: Sequence[int]) -> None:
+        weights = [np.full(len(r), 1 / t) for r, t in zip(ranks, totals, strict=True)]
+        flat = np.concatenate(list(ranks))
+        order = np.argsort(flat)
+        self._ranks = flat[order]
+        self._sums = np.concatenate(([0.0], np.cumsum(np.concatenate(weights)[order])))
+        self._count = len(ranks)
+
+    def __call__(self, keep: int) -> float:
+        inside = int(np.searchsorted(self._ranks, keep, side="right"))
+        return float(self._sums[inside]) / self._count + 1e-9

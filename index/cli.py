@@ -1,0 +1,275 @@
+"""The commands `hivlp build`, `evaluate`, `search` and `snapshots`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from hivlp.index.errors import BuildError, SnapshotMissing
+from hivlp.index.snapshot.export import export_faiss
+from hivlp.index.snapshot.manifest import SnapshotManifest
+from hivlp.index.snapshot.store import SnapshotStore, default_home
+from hivlp.models.errors import ArtifactError
+
+DONE, FAILED, USAGE = 0, 1, 2
+
+
+def build(arguments: Sequence[str]) -> int:
+    """`hivlp build`: encode a corpus and publish it as a version of an index."""
+    parser = _parser(
+        "build",
+        "Encode a corpus and publish it as a snapshot of an index.",
+        "hivlp build pictures/ --artifact .hivlp/artifacts/demo --index default",
+    )
+    parser.add_argument("corpus", type=Path, help="a folder of pictures, .csv, .jsonl or .parquet")
+    parser.add_argument("--artifact", type=Path, help="the model (default: the index's last one)")
+    parser.add_argument("--index", default="default", help="index name (default: default)")
+    parser.add_argument(
+        "--materialise", action="store_true", help="keep every level as a FAISS index, not only 1"
+    )
+    parser.add_argument("--batch-size", type=_positive, default=32, help="items a batch (32)")
+    parser.add_argument(
+        "--max-failures", type=_share, default=0.05, help="share of bad items allowed (0.05)"
+    )
+    parser.add_argument("--metadata-group", help="metadata column whose equals answer each other")
+    parser.add_argument("--threads", type=_positive, default=1, help="encoder threads (1)")
+    parser.add_argument(
+        "--no-activate", action="store_true", help="publish without making it the active version"
+    )
+    given = _parse(parser, arguments)
+    return given if isinstance(given, int) else _build(given)
+
+
+def evaluate(arguments: Sequence[str]) -> int:
+    """`hivlp evaluate`: measure an index by level and plan."""
+    parser = _parser(
+        "evaluate",
+        "Measure R@K and ANN recall of an index, by direction, level and plan.",
+        "hivlp evaluate --index default --json report.json",
+    )
+    _add_index(parser)
+    parser.add_argument("--group", help="metadata column whose equals count as right")
+    parser.add_argument("--sample", type=_positive, default=2_000, help="most queries (2000)")
+    parser.add_argument("--json", type=Path, help="write the report to this file too")
+    parser.add_argument("--threads", type=_positive, default=1, help="encoder threads (1)")
+    given = _parse(parser, arguments)
+    return given if isinstance(given, int) else _evaluate(given)
+
+
+def search(arguments: Sequence[str]) -> int:
+    """`hivlp search`: search an index for a text or a picture."""
+    parser = _parser(
+        "search",
+        "Search an index for a text or a picture.",
+        'hivlp search "red heart" --k 5     or     hivlp search --image photo.jpg',
+    )
+    parser.add_argument("text", nargs="?", help="what to search for")
+    parser.add_argument("--image", type=Path, help="search for this picture instead")
+    _add_index(parser)
+    parser.add_argument("--k", type=_positive, default=10, help="results wanted (10)")
+    parser.add_argument(
+        "--modality", choices=("image", "text"), default="image", help="what is searched (image)"
+    )
+    parser.add_argument(
+        "--plan", choices=("auto", "cascade", "funnel", "exact"), default="auto", help="(auto)"
+    )
+    parser.add_argument("--threads", type=_positive, default=1, help="encoder threads (1)")
+    given = _parse(parser, arguments)
+    if isinstance(given, int):
+        return given
+    if (given.text is None) == (given.image is None):
+        print("hivlp search: give a text or --image FILE, one of them", file=sys.stderr)
+        return USAGE
+    return _search(given)
+
+
+def snapshots(arguments: Sequence[str]) -> int:
+    """`hivlp snapshots`: list, verify, activate, roll back, export."""
+    parser = _parser(
+        "snapshots",
+        "List, verify, activate, roll back or export snapshots.",
+        "hivlp snapshots list     or     hivlp snapshots export --to faiss-files/",
+    )
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    for name, summary in (
+        ("list", "versions of one index, or of all"),
+        ("verify", "hash every file of a version"),
+        ("activate", "make a version the active one"),
+        ("rollback", "go back to the version that was active before"),
+        ("export", "write every level as a plain FAISS file"),
+    ):
+        action = actions.add_parser(name, help=summary, description=summary)
+        action.add_argument("--home", type=Path, help="state folder (HIVLP_HOME, .hivlp)")
+        action.add_argument("--index", default=None if name == "list" else "default")
+        if name == "activate":
+            action.add_argument("version", help="the version to activate")
+        elif name in ("verify", "export"):
+            action.add_argument("--version", help="(default: the active one)")
+        if name == "export":
+            action.add_argument("--to", type=Path, required=True, help="an empty or new folder")
+    given = _parse(parser, arguments)
+    return given if isinstance(given, int) else _snapshots(given)
+
+
+def _build(given: argparse.Namespace) -> int:
+    from hivlp.index.build.build import BuildSettings, build_index
+    from hivlp.index.build.corpus import open_corpus
+    from hivlp.index.build.model import Model
+
+    store = _store(given)
+    corpus = open_corpus(given.corpus)
+    artifact = given.artifact or _last_artifact(store, given.index)
+    settings = BuildSettings(
+        batch_size=given.batch_size,
+        max_failures=given.max_failures,
+        materialise=given.materialise,
+        metadata_group=given.metadata_group,
+        activate=not given.no_activate,
+    )
+    report = build_index(
+        corpus, Model.load(artifact, threads=given.threads), store, given.index, settings
+    )
+    manifest = report.manifest
+    sides = ", ".join(f"{side.rows} {name} rows" for name, side in manifest.sides.items())
+    print(f"{given.index} {manifest.version}: {manifest.items} items, {sides}")
+    print(f"encoded {report.fresh} pictures and texts; the others were in the cache")
+    if report.failures:
+        print(f"left out {report.failures}, listed in {report.failures_file}")
+    for note in report.notes:
+        print(note)
+    return DONE
+
+
+def _evaluate(given: argparse.Namespace) -> int:
+    from hivlp.index.build.model import Model
+    from hivlp.index.evaluation import EvaluationSettings
+    from hivlp.index.evaluation import evaluate as evaluate_snapshot
+
+    store = _store(given)
+    snapshot = store.open(given.index, given.version)
+    model = Model.load(_artifact(given, store, snapshot.manifest), threads=given.threads)
+    group = given.group or snapshot.manifest.build.metadata_group
+    report = evaluate_snapshot(snapshot, model, EvaluationSettings(given.sample, group))
+    print(report.to_text())
+    if given.json is not None:
+        given.json.write_text(report.to_json() + "\n", encoding="utf-8")
+    return DONE
+
+
+def _search(given: argparse.Namespace) -> int:
+    from hivlp.index.search_once import print_search
+
+    store = _store(given)
+    with_model = _artifact(given, store, store.manifest(given.index, given.version))
+    return print_search(given, store, with_model)
+
+
+def _snapshots(given: argparse.Namespace) -> int:
+    store = _store(given)
+    if given.action == "list":
+        return _list(store, given.index)
+    if given.action == "verify":
+        manifest = store.verify(given.index, given.version)
+        print(f"{given.index} {manifest.version}: {len(manifest.files) + 1} files are as published")
+    elif given.action == "activate":
+        store.activate(given.index, given.version)
+        print(f"{given.index} {given.version}: active")
+    elif given.action == "rollback":
+        print(f"{given.index} {store.rollback(given.index)}: active again")
+    else:
+        for path in export_faiss(store.open(given.index, given.version), given.to):
+            print(path)
+    return DONE
+
+
+def _list(store: SnapshotStore, index: str | None) -> int:
+    names = store.names() if index is None else [index]
+    if index is not None and not store.versions(index):
+        raise SnapshotMissing(index, "any", "no such index")
+    if not names:
+        print(f"no indexes in {store.root}")
+    for name in names:
+        for entry in store.listing(name):
+            mark = "*" if entry.current else " "
+            print(f"{mark} {name:<16} {entry.version}  {_line(entry.manifest, entry.trouble)}")
+    return DONE
+
+
+def _line(manifest: SnapshotManifest | None, trouble: str | None) -> str:
+    if manifest is None:
+        return f"unreadable: {trouble}"
+    size = sum(record.size_bytes for record in manifest.files.values()) / 2**20
+    rows = " + ".join(f"{side.rows} {name}" for name, side in manifest.sides.items())
+    return f"{manifest.items:>8} items  {rows} rows  {size:.1f} MiB  model {manifest.model}"
+
+
+def artifact_of(store: SnapshotStore, manifest: SnapshotManifest) -> Path:
+    """The model an index was calibrated with: `artifacts/<name>`, or where it lay at the build.
+
+    Raises ArtifactError where neither is there.
+    """
+    for folder in (store.home / "artifacts" / manifest.model, Path(manifest.artifact)):
+        if (folder / "manifest.json").is_file():
+            return folder
+    raise ArtifactError(
+        Path(manifest.artifact),
+        f"the model {manifest.model!r} of index {manifest.index!r} is not there, nor in "
+        f"{store.home / 'artifacts'}; name it with --artifact",
+    )
+
+
+def _last_artifact(store: SnapshotStore, index: str) -> Path:
+    """The model of the index's active version. Raises BuildError where there is none yet."""
+    if not store.versions(index):
+        raise BuildError(f"index {index!r} has no version yet: name the model with --artifact")
+    return artifact_of(store, store.manifest(index))
+
+
+def _artifact(given: argparse.Namespace, store: SnapshotStore, manifest: SnapshotManifest) -> Path:
+    return given.artifact or artifact_of(store, manifest)
+
+
+def _store(given: argparse.Namespace) -> SnapshotStore:
+    return SnapshotStore(given.home or default_home())
+
+
+def _parser(name: str, summary: str, example: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=f"hivlp {name}",
+        description=summary,
+        epilog=f"example: {example}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    if name != "snapshots":
+        parser.add_argument("--home", type=Path, help="state folder (HIVLP_HOME, .hivlp)")
+    return parser
+
+
+def _add_index(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--index", default="default", help="index name (default: default)")
+    parser.add_argument("--version", help="version (default: the active one)")
+    parser.add_argument("--artifact", type=Path, help="the model (default: the index's own)")
+
+
+def _parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse.Namespace | int:
+    """The arguments, or the exit code where argparse has said all there is to say."""
+    try:
+        return parser.parse_args(list(arguments))
+    except SystemExit as stop:
+        return DONE if stop.code in (0, None) else USAGE
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not at least 1")
+    return number
+
+
+def _share(text: str) -> float:
+    number = float(text)
+    if not 0 <= number <= 1:
+        raise argparse.ArgumentTypeError(f"{text} is not from 0 to 1")
+    return number

@@ -1,0 +1,373 @@
+"""How good an index is: retrieval recall and ANN recall, by direction, level and plan.
+
+Two kinds of recall, never mixed. *R@K*: is a right item among the first K; ties never favour the
+model (a right row counts behind every wrong row of the same score), any of an item's captions is
+right, and so is any item of the same `group` where a metadata column is given. *ANN recall@10*: the
+share of the exact top 10, by exhaustive search of the finest level, that a plan returns.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from hivlp.index.backends.rows import query_blocks
+from hivlp.index.build.model import Model
+from hivlp.index.build.queries import QuerySet, image_queries, text_queries
+from hivlp.index.build.widths import ROUNDING, ranks
+from hivlp.index.candidates import RowArray
+from hivlp.index.cascade import Plan, PlanName, PlanRequest
+from hivlp.index.local_searcher import LocalSearcher
+from hivlp.index.plans import run_plan
+from hivlp.index.snapshot.snapshot import Side, Snapshot
+from hivlp.models.levels import FloatArray, Modality
+
+KS = (1, 5, 10)
+ANN_K = 10
+ANN_TARGET = 0.99
+WIDTHS = (10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 20_000, 50_000)
+LEAST_GALLERY = 100
+SEED = 11
+PLANS: tuple[PlanName, ...] = ("cascade", "funnel")
+DIRECTIONS: tuple[tuple[Modality, Modality], ...] = (
+    ("text", "image"),
+    ("image", "text"),
+    ("image", "image"),
+    ("text", "text"),
+)
+"""(query, searched)"""
+BoolArray = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationSettings:
+    """`sample` is the most queries of a modality; `group` a metadata column, or None."""
+
+    sample: int = 2_000
+    group: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RetrievalRecall:
+    """R@1, R@5, R@10: shares of queries, from 0 to 1."""
+
+    r1: float
+    r5: float
+    r10: float
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRecall:
+    """A plan's retrieval recall, its ANN recall@10, and the widths it ran with."""
+
+    retrieval: RetrievalRecall
+    ann10: float
+    keeps: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DirectionReport:
+    """One direction. `by_width`: ANN recall@10 of the first level by K1.
+
+    `width_needed`: for galleries of N sampled rows, the K1 that holds .99 of the exact top 10.
+    `left_out` counts queries that had no right row to find.
+    """
+
+    query: Modality
+    searched: Modality
+    queries: int
+    left_out: int
+    rows: int
+    levels: dict[int, RetrievalRecall]
+    plans: dict[PlanName, PlanRecall]
+    by_width: dict[int, float]
+    width_needed: dict[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationReport:
+    """Everything measured on one version; `unread` pictures could not be read as queries."""
+
+    index: str
+    version: str
+    model: str
+    items: int
+    group: str | None
+    unread: int
+    directions: tuple[DirectionReport, ...]
+
+    def to_json(self) -> str:
+        """The report as indented JSON."""
+        return json.dumps(asdict(self), indent=2)
+
+    def to_text(self) -> str:
+        """The report as tables for a terminal."""
+        head = f"{self.index} {self.version}, model {self.model}, {self.items} items"
+        if self.group is not None:
+            head += f"; any item of the same {self.group!r} is right"
+        return "\n\n".join([head, *(_table(direction) for direction in self.directions)])
+
+
+def evaluate(snapshot: Snapshot, model: Model, settings: EvaluationSettings) -> EvaluationReport:
+    """Measure an open snapshot with queries from its own corpus.
+
+    Text to picture and picture to text; within one modality too, where another right row exists for
+    some query. Raises SpaceMismatch, and PlanError for an unknown group.
+    """
+    manifest = snapshot.manifest
+    model.check_fits(manifest.gallery_space)
+    groups = _groups(snapshot, settings.group)
+    queries = _queries(snapshot, model, settings.sample)
+    searcher = LocalSearcher(snapshot)
+    reports = []
+    for query, searched in DIRECTIONS:
+        given = queries.get(query)
+        if given is not None and searched in snapshot.sides:
+            report = _Direction(searcher, query, searched, given, groups).report()
+            reports += [report] if report.queries else []
+    unread = sum(given.queries.skipped for given in queries.values())
+    return EvaluationReport(
+        index=manifest.index,
+        version=manifest.version,
+        model=model.name,
+        items=manifest.items,
+        group=settings.group,
+        unread=unread,
+        directions=tuple(reports),
+    )
+
+
+def pessimistic_rank(scores: FloatArray, right: BoolArray) -> float:
+    """1 + how many wrong rows score at least as much as the best right one; inf without one."""
+    if not right.any():
+        return float("inf")
+    best = scores[right].max() - ROUNDING
+    return 1.0 + float(np.count_nonzero(scores[~right] >= best))
+
+
+def ann_recall(exact: FloatArray, found: RowArray, k: int = ANN_K) -> float:
+    """Share of the exact top k among the first k `found`; `exact` are every row's finest scores.
+
+    A row as good as the k-th counts as one of them.
+    """
+    k = min(k, len(exact))
+    threshold = np.partition(exact, len(exact) - k)[len(exact) - k] - ROUNDING
+    return float(np.count_nonzero(exact[found[:k]] >= threshold)) / k
+
+
+@dataclass(frozen=True, slots=True)
+class _Sampled:
+    """Queries and the row each one is in its own modality's side."""
+
+    queries: QuerySet
+    own_rows: RowArray
+
+
+@dataclass(slots=True)
+class _Tally:
+    """What was counted, query by query."""
+
+    ranks: dict[int, list[float]]
+    plan_ranks: dict[PlanName, list[float]]
+    ann: dict[PlanName, list[float]]
+    widths: dict[int, list[RowArray]]
+    counted: int = 0
+    left_out: int = 0
+
+
+class _Direction:
+    """Measures queries of one modality against one side, block by block."""
+
+    def __init__(
+        self,
+        searcher: LocalSearcher,
+        query: Modality,
+        searched: Modality,
+        sampled: _Sampled,
+        groups: RowArray,
+    ) -> None:
+        self._searcher = searcher
+        self._query: Modality = query
+        self._searched: Modality = searched
+        self._side: Side = searcher.snapshot.sides[searched]
+        self._sampled = sampled
+        self._groups = groups
+        self._row_groups = groups[self._side.row_items]
+        need = max(KS) + (query == searched)
+        self._plans: dict[PlanName, Plan] = {
+            name: searcher.plan(PlanRequest(searched, query, need, name)) for name in PLANS
+        }
+        rng = np.random.default_rng(SEED)
+        self._galleries = {n: rng.permutation(self._side.size)[:n] for n in self._sizes()}
+
+    def report(self) -> DirectionReport:
+        tally = _Tally(
+            ranks={level: [] for level in self._side.rows},
+            plan_ranks={name: [] for name in PLANS},
+            ann={name: [] for name in PLANS},
+            widths={size: [] for size in self._galleries},
+        )
+        levels = self._side.rows
+        for block in query_blocks(len(self._sampled.queries), self._side.size * len(levels)):
+            outputs = self._sampled.queries.outputs
+            scores = {n: rows.scan_many(outputs[n][block]) for n, rows in levels.items()}
+            for i in range(len(scores[1])):
+                self._count(block.start + i, {n: found[i] for n, found in scores.items()}, tally)
+        return self._summary(tally)
+
+    def _count(self, i: int, scores: Mapping[int, FloatArray], tally: _Tally) -> None:
+        right, counted = self._right(i)
+        if not right.any():
+            tally.left_out += 1
+            return
+        tally.counted += 1
+        coarse, exact = scores[min(scores)], scores[max(scores)]
+        for level, found in scores.items():
+            tally.ranks[level].append(pessimistic_rank(found[counted], right[counted]))
+        for size, gallery in self._galleries.items():
+            tally.widths[size].append(_top_ranks(coarse[gallery], exact[gallery], ANN_K))
+        outputs = {n: out[i : i + 1] for n, out in self._sampled.queries.outputs.items()}
+        for name, plan in self._plans.items():
+            hits = run_plan(self._searcher, self._searched, plan, outputs)[0]
+            some = counted[hits.rows]
+            rank = pessimistic_rank(hits.scores[some], right[hits.rows][some])
+            tally.plan_ranks[name].append(rank)
+            tally.ann[name].append(ann_recall(exact, hits.rows))
+
+    def _summary(self, tally: _Tally) -> DirectionReport:
+        by_width, needed = _width_curves(tally.widths) if tally.counted else ({}, {})
+        plans = {
+            name: PlanRecall(
+                _recall(tally.plan_ranks[name]),
+                round(float(np.mean(tally.ann[name])), 4),
+                tuple(stage.keep for stage in plan.stages),
+            )
+            for name, plan in self._plans.items()
+            if tally.counted
+        }
+        return DirectionReport(
+            query=self._query,
+            searched=self._searched,
+            queries=tally.counted,
+            left_out=tally.left_out,
+            rows=self._side.size,
+            levels={n: _recall(found) for n, found in tally.ranks.items() if tally.counted},
+            plans=plans,
+            by_width=by_width,
+            width_needed=needed,
+        )
+
+    def _right(self, i: int) -> tuple[BoolArray, BoolArray]:
+        """Right rows of query i, and rows that count at all: not the query itself."""
+        ordinal = self._sampled.queries.ordinals[i]
+        counted = np.ones(self._side.size, dtype=np.bool_)
+        if self._query == self._searched:
+            counted[self._sampled.own_rows[i]] = False
+        return (self._row_groups == self._groups[ordinal]) & counted, counted
+
+    def _sizes(self) -> list[int]:
+        """The whole side, a half, a quarter and so on, down to LEAST_GALLERY."""
+        sizes = [self._side.size]
+        while sizes[-1] // 2 >= LEAST_GALLERY:
+            sizes.append(sizes[-1] // 2)
+        return sizes
+
+
+def _width_curves(
+    found: Mapping[int, Sequence[RowArray]],
+) -> tuple[dict[int, float], dict[int, int]]:
+    """ANN recall by K1, and K1 needed by N, from the ranks of the exact top rows in level 1."""
+    flat = {size: np.sort(np.concatenate(list(ranked))) for size, ranked in found.items()}
+    rows = max(flat)
+    by_width = {
+        width: round(float(np.searchsorted(flat[rows], width, side="right")) / len(flat[rows]), 4)
+        for width in WIDTHS
+        if width <= rows
+    }
+    needed = {
+        size: int(ranked[int(np.ceil(ANN_TARGET * len(ranked))) - 1])
+        for size, ranked in sorted(flat.items())
+    }
+    return by_width, needed
+
+
+def _top_ranks(coarse: FloatArray, exact: FloatArray, k: int) -> RowArray:
+    """Ranks by `coarse` (ties count against) of the best k rows by `exact`: (min(k, n),) int64."""
+    k = min(k, len(exact))
+    return ranks(coarse, coarse[np.argpartition(-exact, k - 1)[:k]])
+
+
+def _recall(ranks: Sequence[float]) -> RetrievalRecall:
+    return RetrievalRecall(*(round(float(np.mean([rank <= k for rank in ranks])), 4) for k in KS))
+
+
+def _groups(snapshot: Snapshot, column: str | None) -> RowArray:
+    """(items,) int64: items of one number are right for each other."""
+    count = snapshot.manifest.items
+    own = np.arange(count, dtype=np.int64)
+    if column is None:
+        return own
+    codes: dict[str, int] = {}
+    for ordinal, value in enumerate(snapshot.catalogue.column(column)):
+        if value is not None:  # an item without a group is a group of its own
+            own[ordinal] = codes.setdefault(repr(value), ordinal)
+    return own
+
+
+def _queries(snapshot: Snapshot, model: Model, limit: int) -> dict[Modality, _Sampled]:
+    """Up to `limit` captions and pictures of the snapshot, encoded through every exit."""
+    rng = np.random.default_rng(SEED)
+    found: dict[Modality, _Sampled] = {}
+    for side in snapshot.sides.values():
+        rows = np.sort(rng.choice(side.size, min(limit, side.size), replace=False))
+        ordinals = side.row_items[rows].tolist()
+        queries = _encoded(snapshot, model, side, rows, ordinals)
+        if queries is None:
+            continue
+        own = rows
+        if side.modality == "image":  # one row an item; unreadable pictures dropped out
+            own = np.searchsorted(side.row_items, queries.ordinals)
+        found[side.modality] = _Sampled(queries, own.astype(np.int64))
+    return found
+
+
+def _encoded(
+    snapshot: Snapshot, model: Model, side: Side, rows: RowArray, ordinals: list[int]
+) -> QuerySet | None:
+    if side.modality == "text":
+        return text_queries(model, [side.texts[int(row)].as_py() for row in rows], ordinals)
+    images = snapshot.catalogue.images()
+    refs = [images[ordinal] or "" for ordinal in ordinals]
+    return image_queries(model, Path(snapshot.manifest.corpus.root), refs, ordinals)
+
+
+def _table(report: DirectionReport) -> str:
+    title = f"{report.query} to {report.searched}: {report.queries} queries, {report.rows} rows" + (
+        f", {report.left_out} queries without a right row left out" if report.left_out else ""
+    )
+    lines = [title, f"{'':<10}{'R@1':>8}{'R@5':>8}{'R@10':>8}{'ANN@10':>8}  keeps"]
+    lines += [f"level {n:<4}{_cells(found)}" for n, found in report.levels.items()]
+    lines += [
+        f"{name:<10}{_cells(found.retrieval)}{found.ann10:>8.3f}  {list(found.keeps)}"
+        for name, found in report.plans.items()
+    ]
+    lines.append("ANN recall@10 by K1   " + _pairs(report.by_width, "{:.3f}"))
+    lines.append("K1 for .99 by N       " + _pairs(report.width_needed, "{}"))
+    return "\n".join(lines)
+
+
+def _cells(found: RetrievalRecall) -> str:
+    return "".join(f"{value:>8.3f}" for value in (found.r1, found.r5, found.r10))
+
+
+def _pairs(found: Mapping[int, float], shape: str) -> str:
+    def parts() -> Iterator[str]:
+        for name, value in found.items():
+            yield f"{name}: {shape.format(value)}"
+
+    return "  ".join(parts())

@@ -1,0 +1,132 @@
+"""The `Searcher` of one process: an opened snapshot, searched in place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from hivlp.index.candidates import Candidates, RowArray
+from hivlp.index.cascade import Plan, PlanRequest, Stage, run_stage
+from hivlp.index.errors import NoSuchItem
+from hivlp.index.plans import make_plan
+from hivlp.index.searcher import FoundItem, SnapshotInfo
+from hivlp.index.snapshot.snapshot import Side, Snapshot
+from hivlp.models.levels import FloatArray, Modality
+
+
+class LocalSearcher:
+    """Searches one open snapshot; closing it closes the snapshot. Safe for several threads."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self.snapshot = snapshot
+        self._widths = snapshot.manifest.width_table()
+        self._info = _info(snapshot)
+
+    @property
+    def info(self) -> SnapshotInfo:
+        """The snapshot this searcher belongs to."""
+        return self._info
+
+    def close(self) -> None:
+        """Close the snapshot."""
+        self.snapshot.close()
+
+    def plan(self, request: PlanRequest) -> Plan:
+        """Widths and methods for a request; `need` counts items. Raises PlanError."""
+        side = self._side(request.searched)
+        return make_plan(
+            request,
+            self._info.levels,
+            self._widths,
+            side.size if side else 0,
+            gallery=self._info.gallery,
+            rows_needed=side.rows_needed(request.need) if side and request.need > 0 else None,
+        )
+
+    def step(
+        self,
+        searched: Modality,
+        stage: Stage,
+        queries: FloatArray,
+        previous: Sequence[Candidates] | None,
+    ) -> list[Candidates]:
+        """Run one stage for n queries, (n, dim of stage.level) float32.
+
+        A side without rows finds nothing. Raises InputError for NaN, Inf or a wrong shape.
+        """
+        side = self._side(searched)
+        if side is None:
+            return [Candidates.none() for _ in queries]
+        return run_stage(side.levels, stage, queries, previous)
+
+    def items(self, searched: Modality, found: Candidates, k: int, offset: int) -> list[FoundItem]:
+        """The best row of each item, skipping `offset` items, at most `k`."""
+        side = self._side(searched)
+        if side is None or not len(found):
+            return []
+        ordinals = side.row_items.take(found.rows)
+        first = np.sort(np.unique(ordinals, return_index=True)[1])[offset : offset + k]
+        ids = self.snapshot.catalogue.ids(ordinals[first])
+        rows = found.rows[first].tolist()
+        scores = found.scores[first].tolist()
+        return [
+            FoundItem(item_id, row, score, _text(side, row))
+            for item_id, row, score in zip(ids, rows, scores, strict=True)
+        ]
+
+    def row_of(self, item_id: str, modality: Modality) -> int:
+        """First row of an item. Raises NoSuchItem where it has none of this modality."""
+        ordinal = self.snapshot.catalogue.ordinal(item_id)
+        side = self._side(modality)
+        if side is not None:
+            row = int(np.searchsorted(side.row_items, ordinal))
+            if row < side.size and int(side.row_items[row]) == ordinal:
+                return row
+        raise NoSuchItem(item_id)
+
+    def vector(self, modality: Modality, row: int, level: int) -> FloatArray:
+        """(1, dim) float32: the unit gallery vector of a row at a level."""
+        return self.snapshot.sides[modality].rows[level].vectors(np.array([row]))
+
+    def explain(
+        self, searched: Modality, queries: Mapping[int, FloatArray], rows: RowArray
+    ) -> dict[int, FloatArray]:
+        """Scores of `rows` at every level of `queries` (level -> (1, dim)): level -> (m,)."""
+        side = self._side(searched)
+        if side is None:
+            return {level: np.empty(0, np.float32) for level in queries}
+        return {level: side.rows[level].score(query[0], rows) for level, query in queries.items()}
+
+    def metadata(
+        self, item_ids: Sequence[str], names: Sequence[str] | None
+    ) -> list[dict[str, Any]]:
+        """Metadata of items, all columns or the named ones. Raises NoSuchItem, PlanError."""
+        return self.snapshot.catalogue.metadata(item_ids, names)
+
+    def image_ref(self, item_id: str) -> str | None:
+        """The picture's reference as the corpus gave it, or None. Raises NoSuchItem."""
+        return self.snapshot.catalogue.image_ref(item_id)
+
+    def _side(self, modality: Modality) -> Side | None:
+        return self.snapshot.sides.get(modality)
+
+
+def _text(side: Side, row: int) -> str | None:
+    return None if side.texts is None else str(side.texts[row].as_py())
+
+
+def _info(snapshot: Snapshot) -> SnapshotInfo:
+    manifest = snapshot.manifest
+    return SnapshotInfo(
+        index=manifest.index,
+        version=manifest.version,
+        gallery_space=manifest.gallery_space,
+        gallery=manifest.gallery,
+        model=manifest.model,
+        levels=manifest.specs,
+        items=manifest.items,
+        rows={side: record.rows for side, record in manifest.sides.items()},
+        created_at=manifest.created_at,
+    )

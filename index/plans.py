@@ -1,0 +1,205 @@
+"""From a request to a plan: which levels, by which method, keeping how many.
+
+    cascade   scan level 1 with the first exit, re-score 2..L each with its own exit
+    funnel    encode fully; scan level 1 with the finest query's prefix, re-score the finest level
+    exact     scan the finest level
+    auto      cascade
+
+Widths come from a sweep at build (`build/widths.py`), never from a constant; where none could be
+measured, because the corpus held no query of that kind, `UNMEASURED` says what is used instead.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from hivlp.index.candidates import Candidates
+from hivlp.index.cascade import Plan, PlanName, PlanRequest, Stage
+from hivlp.index.errors import PlanError
+from hivlp.index.searcher import Searcher
+from hivlp.models.levels import FloatArray, GalleryKind, LevelSpec, Modality, nested_prefix
+
+UNMEASURED = ((1_000, 50), (200, 10))
+"""(at least, times k) kept by the first and by every later narrowing level without a sweep."""
+
+
+@dataclass(frozen=True, slots=True)
+class WidthPoint:
+    """What to keep for `k` returned rows: one number per narrowing level of the plan, coarse first.
+
+    A cascade of L levels has L - 1 narrowing levels, a funnel one.
+    """
+
+    k: int
+    keeps: tuple[int, ...]
+
+
+WidthKey = tuple[Modality, Modality, PlanName]
+"""(searched, query, plan)"""
+WidthTable = Mapping[WidthKey, Sequence[WidthPoint]]
+
+
+def make_plan(
+    request: PlanRequest,
+    levels: Sequence[LevelSpec],
+    widths: WidthTable,
+    rows: int,
+    *,
+    gallery: GalleryKind = "nested",
+    rows_needed: int | None = None,
+) -> Plan:
+    """The plan for a request on a side of `rows` rows.
+
+    `rows_needed` is how many rows make sure that `request.need` items are among them (None: as many
+    as items). Explicit widths replace the measured ones of their levels and are taken as meant, as
+    long as they leave `need` rows. Raises PlanError naming the parameter and the limit.
+    """
+    if request.need < 1:
+        raise PlanError("at least one result must be asked for", param="k", limit=1)
+    finest = _finest_level(request, levels)
+    name: PlanName = "cascade" if request.name == "auto" else request.name
+    used = _levels_of(name, finest)
+    explicit = _explicit_keeps(request, name, used, finest)
+    wanted = min(max(request.need, rows_needed or 0), max(rows, 1))
+    points = widths.get((request.searched, request.query, name), ())
+    measured = default_keeps(points, wanted, len(used) - 1)
+    keeps = _merge(used, [*measured, wanted], explicit, max(rows, 1))
+    return Plan(name, _stages(name, used, keeps, finest, gallery))
+
+
+def default_keeps(points: Sequence[WidthPoint], k: int, narrowing: int) -> list[int]:
+    """Widths of the first `narrowing` levels for `k` rows: interpolated log-log, never below k."""
+    if not points:
+        pairs = [UNMEASURED[min(i, 1)] for i in range(narrowing)]
+        return [max(least, times * k) for least, times in pairs]
+    found = []
+    for i in range(narrowing):
+        known = {point.k: point.keeps[i] for point in points}
+        found.append(max(k, _interpolate(known, k)))
+    return found
+
+
+def stage_query(stage: Stage, outputs: Mapping[int, FloatArray], dim: int) -> FloatArray:
+    """The query of a stage: (n, dim) float32, from the encoder's outputs by level.
+
+    A finer output is cut to the level's prefix and normalised again.
+    """
+    vectors = outputs[stage.query_level]
+    return vectors if vectors.shape[1] == dim else nested_prefix(vectors, dim)
+
+
+def run_plan(
+    searcher: Searcher, searched: Modality, plan: Plan, outputs: Mapping[int, FloatArray]
+) -> list[Candidates]:
+    """Run every stage of a plan for n fully encoded queries: n Candidates."""
+    dims = {spec.level: spec.dim for spec in searcher.info.levels}
+    found: list[Candidates] | None = None
+    for stage in plan.stages:
+        query = stage_query(stage, outputs, dims[stage.level])
+        found = searcher.step(searched, stage, query, found)
+    assert found is not None, "a plan has at least one stage"
+    return found
+
+
+def _finest_level(request: PlanRequest, levels: Sequence[LevelSpec]) -> int:
+    count = len(levels)
+    if request.max_level is None:
+        return count
+    if not 1 <= request.max_level <= count:
+        raise PlanError(
+            f"max_level must be from 1 to {count}, got {request.max_level}",
+            param="max_level",
+            limit=count,
+        )
+    return request.max_level
+
+
+def _levels_of(name: PlanName, finest: int) -> tuple[int, ...]:
+    if name == "exact" or finest == 1:
+        return (finest,)
+    return (1, finest) if name == "funnel" else tuple(range(1, finest + 1))
+
+
+def _explicit_keeps(
+    request: PlanRequest, name: PlanName, used: tuple[int, ...], finest: int
+) -> dict[int, int]:
+    """The widths asked for, by level, checked against each other and against the plan."""
+    if not request.keeps:
+        return {}
+    if name == "exact":
+        raise PlanError("widths can't be given with the exact plan: it scans one level")
+    for level, keep in request.keeps:
+        if level not in used:
+            raise PlanError(
+                f"level {level} is not one of the {name} plan's levels {list(used)}", limit=finest
+            )
+        if keep < request.need:
+            raise PlanError(
+                f"level {level} keeps {keep}, fewer than the {request.need} results asked for",
+                limit=request.need,
+            )
+    _check_order(request.keeps)
+    return dict(request.keeps)
+
+
+def _check_order(keeps: Sequence[tuple[int, int]]) -> None:
+    for (level, keep), (next_level, next_keep) in pairwise(keeps):
+        if next_level <= level:
+            raise PlanError(f"levels must be given coarse first: {next_level} follows {level}")
+        if next_keep > keep:
+            raise PlanError(
+                f"level {next_level} keeps {next_keep}, more than the {keep} it is given",
+                limit=keep,
+            )
+
+
+def _merge(
+    used: tuple[int, ...], defaults: Sequence[int], explicit: Mapping[int, int], rows: int
+) -> list[int]:
+    """One keep a level: explicit where given, never growing, never over `rows`."""
+    keeps: list[int] = []
+    ceiling = rows
+    for i, level in enumerate(used):
+        keep = explicit.get(level)
+        if keep is None:
+            later = (explicit[other] for other in used[i + 1 :] if other in explicit)
+            keep = max(defaults[i], max(later, default=0))
+        ceiling = min(keep, ceiling)
+        keeps.append(ceiling)
+    return keeps
+
+
+def _stages(
+    name: PlanName,
+    used: tuple[int, ...],
+    keeps: Sequence[int],
+    finest: int,
+    gallery: GalleryKind,
+) -> tuple[Stage, ...]:
+    # Only a nested gallery's levels are prefixes of the finest query; per_exit levels are spaces
+    # of their own, so there a funnel's first query is the first exit, searched after the last.
+    finest_queries = name == "funnel" and gallery == "nested"
+    return tuple(
+        Stage(
+            level=level,
+            method="scan" if i == 0 else "rescore",
+            keep=keeps[i],
+            query_level=finest if finest_queries else level,
+        )
+        for i, level in enumerate(used)
+    )
+
+
+def _interpolate(known: Mapping[int, int], k: int) -> int:
+    """Straight lines in log-log space; beyond the last point its slope goes on, from 0 to 1."""
+    ks = np.log(sorted(known))
+    keeps = np.log([known[n] for n in sorted(known)])
+    beyond = max(0.0, math.log(k) - float(ks[-1]))
+    slope = 1.0 if len(ks) == 1 else float((keeps[-1] - keeps[-2]) / (ks[-1] - ks[-2]))
+    y = float(np.interp(math.log(k), ks, keeps)) + min(max(slope, 0.0), 1.0) * beyond
+    return math.ceil(math.exp(y) - 1e-6)

@@ -1,0 +1,95 @@
+"""One search from the command line: encode, search, print a table with times."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hivlp.index.build.model import Model, query_outputs
+from hivlp.index.cascade import PlanRequest
+from hivlp.index.errors import BuildError
+from hivlp.index.local_searcher import LocalSearcher
+from hivlp.index.plans import run_plan
+from hivlp.index.searcher import FoundItem
+from hivlp.index.snapshot.store import SnapshotStore
+from hivlp.models.errors import ImageError
+from hivlp.models.levels import FloatArray
+from hivlp.models.runtime.images import ImageLimits, decode_image
+from hivlp.models.runtime.texts import clean_text
+
+MAX_TEXT_CHARS = 2_000
+NAME_COLUMNS = ("name", "title", "caption")
+
+
+@dataclass(frozen=True, slots=True)
+class SearchTimes:
+    """Milliseconds of each part."""
+
+    open_ms: float
+    encode_ms: float
+    search_ms: float
+
+
+def print_search(given: argparse.Namespace, store: SnapshotStore, artifact: Path) -> int:
+    """Search and print. Raises HivlpError for whatever can't be searched."""
+    began = time.perf_counter()
+    searcher = LocalSearcher(store.open(given.index, given.version))
+    model = Model.load(artifact, threads=given.threads)
+    model.check_fits(searcher.info.gallery_space)
+    opened = time.perf_counter()
+    outputs = _encode(model, given)
+    encoded = time.perf_counter()
+    request = PlanRequest(given.modality, _query(given), given.k, given.plan)
+    plan = searcher.plan(request)
+    found = run_plan(searcher, given.modality, plan, outputs)[0]
+    hits = searcher.items(given.modality, found, given.k, 0)
+    done = time.perf_counter()
+    times = SearchTimes(1e3 * (opened - began), 1e3 * (encoded - opened), 1e3 * (done - encoded))
+    stages = " > ".join(f"{s.method} level {s.level} keep {s.keep}" for s in plan.stages)
+    print(table(hits, searcher.metadata([hit.id for hit in hits], None)))
+    print(
+        f"\n{len(hits)} of {searcher.info.items} items; encoded in {times.encode_ms:.1f} ms, "
+        f"searched in {times.search_ms:.2f} ms ({plan.name}: {stages}); "
+        f"opened in {times.open_ms:.0f} ms"
+    )
+    return 0
+
+
+def table(hits: Sequence[FoundItem], metadata: Sequence[dict[str, Any]]) -> str:
+    """Rank, score, id, and the caption that matched or the item's name."""
+    if not hits:
+        return "nothing found"
+    width = max(2, *(len(hit.id) for hit in hits))
+    lines = [f"{'rank':>4}  {'score':>6}  {'id':<{width}}  name"]
+    for rank, (hit, values) in enumerate(zip(hits, metadata, strict=True), start=1):
+        name = hit.text or next((str(values[n]) for n in NAME_COLUMNS if n in values), "")
+        lines.append(f"{rank:>4}  {hit.score:>6.3f}  {hit.id:<{width}}  {name}".rstrip())
+    return "\n".join(lines)
+
+
+def _query(given: argparse.Namespace) -> Any:
+    return "text" if given.image is None else "image"
+
+
+def _encode(model: Model, given: argparse.Namespace) -> dict[int, FloatArray]:
+    """Every early output of the query, one row each. Raises InputError, BuildError."""
+    if given.image is None:
+        if model.text is None:
+            raise BuildError(f"the model {model.name!r} has no text tower")
+        text = clean_text(given.text, max_chars=MAX_TEXT_CHARS)
+        return query_outputs(model.text, model.text.prepare([text]))
+    if model.image is None:
+        raise BuildError(f"the model {model.name!r} has no image tower")
+    return query_outputs(model.image, model.image.prepare([_picture(given.image)]))
+
+
+def _picture(path: Path) -> Any:
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise ImageError("unreadable_image", f"{path}: {error.strerror}", param="image") from error
+    return decode_image(data, ImageLimits())

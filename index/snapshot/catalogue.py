@@ -1,0 +1,119 @@
+"""Items of a snapshot: id to ordinal and back, metadata, captions; memory-mapped Arrow.
+
+An id is found by a binary search over 64-bit hashes, so a catalogue of any size opens at once and
+needs no dictionary in memory; two ids of one hash are told apart by looking at both.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from hivlp.index.candidates import RowArray
+from hivlp.index.errors import NoSuchItem, PlanError
+
+HashArray = npt.NDArray[np.uint64]
+ID, IMAGE = "id", "image"
+OWN_COLUMNS = (ID, IMAGE)
+
+
+class Catalogue:
+    """`table` has the columns `id`, `image` (both string; image may be null) and metadata."""
+
+    def __init__(self, table: Any, hashes: HashArray, ordinals: RowArray) -> None:
+        self._table = table
+        self._ids = table.column(ID)
+        self._images = table.column(IMAGE)
+        self._hashes = hashes
+        self._ordinals = ordinals
+        self.metadata_names: tuple[str, ...] = tuple(
+            name for name in table.column_names if name not in OWN_COLUMNS
+        )
+
+    def __len__(self) -> int:
+        return int(self._table.num_rows)
+
+    def ordinal(self, item_id: str) -> int:
+        """Position of an item, from 0. Raises NoSuchItem."""
+        wanted = id_hash(item_id)
+        place = int(np.searchsorted(self._hashes, np.uint64(wanted)))
+        while place < len(self._hashes) and int(self._hashes[place]) == wanted:
+            ordinal = int(self._ordinals[place])
+            if self._ids[ordinal].as_py() == item_id:
+                return ordinal
+            place += 1
+        raise NoSuchItem(item_id)
+
+    def ids(self, ordinals: RowArray) -> list[str]:
+        """Ids at given positions."""
+        return [self._ids[int(ordinal)].as_py() for ordinal in ordinals]
+
+    def image_ref(self, item_id: str) -> str | None:
+        """The picture's reference as the corpus gave it, or None. Raises NoSuchItem."""
+        found: str | None = self._images[self.ordinal(item_id)].as_py()
+        return found
+
+    def metadata(
+        self, item_ids: Sequence[str], names: Sequence[str] | None
+    ) -> list[dict[str, Any]]:
+        """All or the named columns of given items, in order; null values are left out.
+
+        Raises NoSuchItem, and PlanError for a column that the catalogue lacks.
+        """
+        wanted = self.metadata_names if names is None else tuple(names)
+        unknown = [name for name in wanted if name not in self.metadata_names]
+        if unknown:
+            raise PlanError(
+                f"no metadata column {unknown[0]!r}; there are {list(self.metadata_names)}",
+                param="with_metadata",
+            )
+        columns = {name: self._table.column(name) for name in wanted}
+        ordinals = [self.ordinal(item_id) for item_id in item_ids]
+        return [_values(columns, ordinal) for ordinal in ordinals]
+
+    def column(self, name: str) -> list[Any]:
+        """One metadata column for every item. Raises PlanError for an unknown name."""
+        if name not in self.metadata_names:
+            raise PlanError(f"no metadata column {name!r}", param="metadata")
+        values: list[Any] = self._table.column(name).to_pylist()
+        return values
+
+    def images(self) -> list[str | None]:
+        """Every item's picture reference."""
+        refs: list[str | None] = self._images.to_pylist()
+        return refs
+
+
+def id_hash(item_id: str) -> int:
+    """64-bit hash of an id: the first 8 bytes, little-endian, of its BLAKE2b-64."""
+    return int.from_bytes(hashlib.blake2b(item_id.encode(), digest_size=8).digest(), "little")
+
+
+def id_index(ids: Sequence[str]) -> tuple[HashArray, RowArray]:
+    """Hashes in ascending order, (n,) uint64, and the ordinal of each, (n,) int64."""
+    hashes = np.fromiter((id_hash(item_id) for item_id in ids), dtype=np.uint64, count=len(ids))
+    order = np.argsort(hashes, kind="stable").astype(np.int64)
+    return hashes[order], order
+
+
+def open_table(path: Path) -> Any:
+    """Memory-map an Arrow IPC file as a table. Raises OSError, pyarrow.ArrowInvalid."""
+    with pa.memory_map(str(path)) as source:
+        return pa.ipc.open_file(source).read_all()
+
+
+def write_table(path: Path, table: Any) -> None:
+    """Write an Arrow IPC file, uncompressed so that it can be memory-mapped."""
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table)
+
+
+def _values(columns: dict[str, Any], ordinal: int) -> dict[str, Any]:
+    found = {name: column[ordinal].as_py() for name, column in columns.items()}
+    return {name: value for name, value in found.items() if value is not None}

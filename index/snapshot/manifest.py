@@ -1,0 +1,158 @@
+"""What a snapshot says about itself: `manifest.json`, written last, sealed by its own hash.
+
+Notable: `seal` is the sha256 of the file's bytes with the seal's 64 digits replaced by zeros, so a
+changed byte anywhere in the manifest is found like one in any other file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from hivlp.index.cascade import PlanName
+from hivlp.index.errors import SnapshotCorrupt
+from hivlp.index.plans import WidthKey, WidthPoint
+from hivlp.models.artifact import FileRecord
+from hivlp.models.levels import GalleryKind, LevelSpec, Modality
+
+FORMAT_VERSION = 1
+MANIFEST_NAME = "manifest.json"
+UNSEALED = "0" * 64
+_SEAL = re.compile(rb'"seal": "([0-9a-f]{64})"')
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class LevelRecord(_Part):
+    """One level of the gallery."""
+
+    level: int = Field(ge=1)
+    exit_layer: int = Field(ge=1)
+    dim: int = Field(ge=1)
+
+
+class SideRecord(_Part):
+    """One gallery side: rows, the most rows of any item, and which levels are FAISS files."""
+
+    rows: int = Field(ge=1)
+    max_rows_per_item: int = Field(ge=1)
+    faiss_levels: tuple[int, ...]
+
+
+class WidthRecord(_Part):
+    """Measured widths of one direction, plan and k.
+
+    Chosen as the smallest at which both halves of the query sample reach `target`; the two recalls
+    are ANN recall@k on the half they were chosen on and on the held-out one.
+    """
+
+    searched: Modality
+    query: Modality
+    plan: PlanName
+    k: int = Field(ge=1)
+    keeps: tuple[int, ...]
+    target: float
+    recall_chosen_on: float
+    recall_held_out: float
+    queries: int = Field(ge=1)
+
+
+class CorpusRecord(_Part):
+    """Where the items came from: relative image references start at `root`."""
+
+    kind: str
+    root: str
+    source: str
+    failures: int = Field(ge=0)
+
+
+class BuildRecord(_Part):
+    """Settings that the build ran with."""
+
+    batch_size: int
+    max_failures: float
+    materialise: bool
+    metadata_group: str | None = None
+    sample: int
+    target: float
+
+
+class SnapshotManifest(_Part):
+    """Everything needed to open, check and search one version of an index."""
+
+    format_version: Literal[1] = 1
+    seal: str = Field(default=UNSEALED, pattern=r"^[0-9a-f]{64}$")
+    index: str
+    version: str
+    created_at: str
+    items: int = Field(ge=0)
+    sides: dict[Modality, SideRecord]
+    levels: tuple[LevelRecord, ...] = Field(min_length=1)
+    metric: Literal["inner_product"] = "inner_product"
+    gallery: GalleryKind
+    gallery_space: str = Field(pattern=r"^[0-9a-f]{64}$")
+    query_encoder: str = Field(pattern=r"^[0-9a-f]{64}$")
+    model: str
+    artifact: str
+    faiss_version: str
+    corpus: CorpusRecord
+    build: BuildRecord
+    widths: tuple[WidthRecord, ...] = ()
+    gate: dict[str, float] = {}
+    files: dict[str, FileRecord]
+
+    @property
+    def specs(self) -> tuple[LevelSpec, ...]:
+        """The levels, coarse first."""
+        return tuple(LevelSpec(r.level, r.exit_layer, r.dim) for r in self.levels)
+
+    def width_table(self) -> dict[WidthKey, tuple[WidthPoint, ...]]:
+        """Measured widths by (searched, query, plan), ascending in k."""
+        table: dict[WidthKey, tuple[WidthPoint, ...]] = {}
+        for record in sorted(self.widths, key=lambda record: record.k):
+            key = (record.searched, record.query, record.plan)
+            table[key] = (*table.get(key, ()), WidthPoint(record.k, record.keeps))
+        return table
+
+
+def write_manifest(folder: Path, manifest: SnapshotManifest) -> None:
+    """Seal and write `folder`/manifest.json."""
+    unsealed = manifest.model_copy(update={"seal": UNSEALED}).model_dump_json(indent=2) + "\n"
+    seal = hashlib.sha256(unsealed.encode()).hexdigest()
+    sealed = unsealed.replace(f'"seal": "{UNSEALED}"', f'"seal": "{seal}"', 1)
+    (folder / MANIFEST_NAME).write_bytes(sealed.encode())
+
+
+def read_manifest(folder: Path, index: str, version: str) -> SnapshotManifest:
+    """Read, check the seal, and parse. Raises SnapshotCorrupt naming manifest.json."""
+    try:
+        data = (folder / MANIFEST_NAME).read_bytes()
+    except OSError as error:
+        reason = f"missing or unreadable: {error.strerror}"
+        raise SnapshotCorrupt(index, version, MANIFEST_NAME, reason) from error
+    _check_seal(data, index, version)
+    try:
+        manifest = SnapshotManifest.model_validate_json(data)
+    except ValidationError as error:
+        first = error.errors()[0]
+        reason = f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"
+        raise SnapshotCorrupt(index, version, MANIFEST_NAME, reason) from error
+    if (manifest.index, manifest.version) != (index, version):
+        reason = f"belongs to index {manifest.index!r}, version {manifest.version!r}"
+        raise SnapshotCorrupt(index, version, MANIFEST_NAME, reason)
+    return manifest
+
+
+def _check_seal(data: bytes, index: str, version: str) -> None:
+    found = _SEAL.search(data)
+    if found is None:
+        raise SnapshotCorrupt(index, version, MANIFEST_NAME, "no seal")
+    unsealed = data[: found.start(1)] + UNSEALED.encode() + data[found.end(1) :]
+    if hashlib.sha256(unsealed).hexdigest() != found.group(1).decode():
+        raise SnapshotCorrupt(index, version, MANIFEST_NAME, "differs from its own seal")

@@ -1,0 +1,218 @@
+"""One version of an index, opened: verified, memory-mapped, read-only.
+
+    snapshot = Snapshot.open(folder, "default", version)
+    snapshot.sides["image"].levels[1].search(...)
+
+Nothing is searched that was not checked: sizes and hashes of all files against the manifest, no
+file missing and none unexpected, shapes against counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from hivlp.index.backends.choose import Backend, open_level
+from hivlp.index.backends.rows import LevelRows
+from hivlp.index.candidates import RowArray
+from hivlp.index.errors import SnapshotCorrupt
+from hivlp.index.level_index import LevelIndex
+from hivlp.index.snapshot import layout
+from hivlp.index.snapshot.catalogue import Catalogue, HashArray, open_table
+from hivlp.index.snapshot.manifest import MANIFEST_NAME, SnapshotManifest, read_manifest
+from hivlp.models.artifact import file_record
+from hivlp.models.levels import FloatArray, Modality
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One gallery side: rows 0..N-1, the same in every level.
+
+    The best `rows_for_items[n - 1]` rows are sure to hold n different items.
+    """
+
+    modality: Modality
+    levels: Mapping[int, LevelIndex]
+    rows: Mapping[int, LevelRows]
+    row_items: RowArray
+    rows_for_items: RowArray
+    texts: Any = None
+
+    @property
+    def size(self) -> int:
+        """Number of rows."""
+        return len(self.row_items)
+
+    def rows_needed(self, items: int) -> int:
+        """How many of the best rows are sure to hold `items` items, where there are as many."""
+        known = len(self.rows_for_items)
+        return self.size if items > known else int(self.rows_for_items[items - 1])
+
+
+class Snapshot:
+    """An opened version of an index. Its memory goes when it is closed and no answer uses it."""
+
+    def __init__(
+        self,
+        path: Path,
+        manifest: SnapshotManifest,
+        catalogue: Catalogue,
+        sides: Mapping[Modality, Side],
+    ) -> None:
+        self.path = path
+        self.manifest = manifest
+        self._catalogue: Catalogue | None = catalogue
+        self._sides: Mapping[Modality, Side] | None = sides
+
+    @staticmethod
+    def open(
+        path: Path,
+        index: str,
+        version: str,
+        *,
+        backend: Backend = "faiss-cpu",
+        hash_up_to_bytes: int | None = None,
+    ) -> Snapshot:
+        """Verify and open the version in `path`.
+
+        Files larger than `hash_up_to_bytes` are checked by size alone (None: all are hashed).
+        Raises SnapshotCorrupt naming the first file that is missing, changed or unexpected.
+        """
+        manifest = read_manifest(path, index, version)
+        check_files(path, manifest, hash_up_to_bytes)
+        opener = _Opener(path, manifest, backend)
+        sides = {side: opener.side(side) for side in layout.SIDES if side in manifest.sides}
+        return Snapshot(path, manifest, opener.catalogue(), sides)
+
+    @property
+    def catalogue(self) -> Catalogue:
+        """Ids and metadata."""
+        assert self._catalogue is not None, "the snapshot is closed"
+        return self._catalogue
+
+    @property
+    def sides(self) -> Mapping[Modality, Side]:
+        """The gallery sides that hold rows."""
+        assert self._sides is not None, "the snapshot is closed"
+        return self._sides
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._sides is None
+
+    def close(self) -> None:
+        """Let go of every mapping. Closing twice is fine."""
+        self._sides = None
+        self._catalogue = None
+
+
+def check_files(path: Path, manifest: SnapshotManifest, hash_up_to_bytes: int | None) -> None:
+    """Compare a folder with its manifest. Raises SnapshotCorrupt naming the first difference."""
+    present = {str(file.relative_to(path)) for file in path.rglob("*") if not file.is_dir()}
+    for name in sorted(present - set(manifest.files) - {MANIFEST_NAME}):
+        raise SnapshotCorrupt(manifest.index, manifest.version, name, "unexpected file")
+    for name, record in manifest.files.items():
+        reason = None
+        if name not in present:
+            reason = "missing"
+        elif (size := (path / name).stat().st_size) != record.size_bytes:
+            reason = f"{size} bytes, the manifest says {record.size_bytes}"
+        elif (hash_up_to_bytes is None or size <= hash_up_to_bytes) and (
+            file_record(path / name) != record
+        ):
+            reason = "its sha256 differs from the manifest"
+        if reason is not None:
+            raise SnapshotCorrupt(manifest.index, manifest.version, name, reason)
+
+
+class _Opener:
+    """Opens the parts of one snapshot; every failure names the file."""
+
+    def __init__(self, path: Path, manifest: SnapshotManifest, backend: Backend) -> None:
+        self._path = path
+        self._manifest = manifest
+        self._backend = backend
+
+    def catalogue(self) -> Catalogue:
+        count = self._manifest.items
+        table = self._table(layout.ITEMS, count)
+        hashes = cast(HashArray, self._array(layout.ITEM_HASHES, (count,), np.uint64))
+        ordinals = cast(RowArray, self._array(layout.ITEM_ORDINALS, (count,), np.int64))
+        return Catalogue(table, hashes, ordinals)
+
+    def side(self, side: Modality) -> Side:
+        count = self._manifest.sides[side].rows
+        rows = self._rows(side, count)
+        levels = {level: self._level(side, level, own) for level, own in rows.items()}
+        row_items = cast(RowArray, self._array(layout.row_items_file(side), (count,), np.int64))
+        texts = self._table(layout.TEXTS, count).column("text") if side == "text" else None
+        return Side(side, levels, rows, row_items, _rows_for_items(row_items), texts)
+
+    def _rows(self, side: Modality, count: int) -> dict[int, LevelRows]:
+        specs = self._manifest.specs
+        nested = self._manifest.gallery == "nested"
+        norms = self._norms(side, count) if nested and len(specs) > 1 else None
+        rows = {}
+        for spec in specs:
+            width = specs[-1].dim if nested else spec.dim
+            name = layout.rows_file(side, self._manifest.gallery, spec.level)
+            matrix = cast(FloatArray, self._array(name, (count, width), np.float32))
+            own = norms[spec.level - 1] if norms is not None and spec.dim < width else None
+            rows[spec.level] = LevelRows(matrix, spec.dim, own)
+        return rows
+
+    def _norms(self, side: Modality, count: int) -> FloatArray:
+        shape = (len(self._manifest.levels) - 1, count)
+        return cast(FloatArray, self._array(layout.norms_file(side), shape, np.float32))
+
+    def _level(self, side: Modality, level: int, rows: LevelRows) -> LevelIndex:
+        stored = level in self._manifest.sides[side].faiss_levels
+        name = layout.faiss_file(side, level)
+        try:
+            opened = open_level(level, rows, self._path / name if stored else None, self._backend)
+        except ValueError as error:
+            raise self._corrupt(name, str(error)) from error
+        if (opened.size, opened.dim) != (rows.size, rows.dim):
+            raise self._corrupt(name, f"holds {opened.size} vectors of {opened.dim} numbers")
+        return opened
+
+    def _array(
+        self, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike
+    ) -> npt.NDArray[np.generic]:
+        try:
+            mapped = np.load(self._path / name, mmap_mode="r", allow_pickle=False)
+        except (OSError, ValueError, EOFError) as error:
+            raise self._corrupt(name, f"not a readable array: {error}") from error
+        if mapped.shape != shape or mapped.dtype != np.dtype(dtype):
+            raise self._corrupt(name, f"holds {mapped.dtype}{mapped.shape}, expected {shape}")
+        # A plain view: `take` on np.memmap itself goes through its slow __array_finalize__.
+        return cast("npt.NDArray[np.generic]", mapped.view(np.ndarray))
+
+    def _table(self, name: str, count: int) -> Any:
+        try:
+            table = open_table(self._path / name)
+        except (OSError, pa.ArrowInvalid) as error:
+            raise self._corrupt(name, f"not a readable Arrow file: {error}") from error
+        if table.num_rows != count:
+            raise self._corrupt(name, f"holds {table.num_rows} rows, expected {count}")
+        return table
+
+    def _corrupt(self, name: str, reason: str) -> SnapshotCorrupt:
+        return SnapshotCorrupt(self._manifest.index, self._manifest.version, name, reason)
+
+
+def _rows_for_items(row_items: RowArray) -> RowArray:
+    """(items,) int64: n different items are sure among the best `out[n - 1]` rows.
+
+    The worst case is that the n - 1 items with the most rows take all the first places.
+    """
+    counts = np.unique(row_items, return_counts=True)[1]
+    largest = np.sort(counts)[::-1].astype(np.int64)
+    return np.concatenate(([0], np.cumsum(largest[:-1]))).astype(np.int64) + 1

@@ -1,0 +1,208 @@
+"""The bodies of answers, as documented; the service builds plain dictionaries of this form.
+
+Answers aren't validated on their way out (validation is the dearest part of a small response);
+tests hold real answers against these models instead.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.responses import Response
+
+from hivlp.models.levels import Modality
+
+
+class _Answer(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class ErrorDetail(_Answer):
+    """What went wrong: `code` is for programs, `param` names the field to blame."""
+
+    code: str
+    message: str
+    param: str | None
+    request_id: str
+
+
+class ErrorAnswer(_Answer):
+    """Every error has this body."""
+
+    error: ErrorDetail
+
+
+class LevelScore(_Answer):
+    """A hit at one level: its score there, and its rank among what that level kept."""
+
+    level: int
+    score: float
+    rank: int | None
+
+
+class Hit(_Answer):
+    """One result. `text` is the caption that matched, when texts were searched."""
+
+    id: str
+    rank: int
+    score: float
+    level: int
+    metadata: dict[str, Any] | None = None
+    text: str | None = None
+    explain: list[LevelScore] | None = None
+
+
+class StageTime(_Answer):
+    """One stage of the work, in milliseconds from the arrival of the request."""
+
+    name: str
+    level: int | None
+    start_ms: float
+    duration_ms: float
+    candidates_in: int | None
+    candidates_out: int | None
+
+
+class SearchAnswer(_Answer):
+    """Hits, best first, and how they were found."""
+
+    hits: list[Hit]
+    returned: int
+    took_ms: float
+    index: str
+    snapshot: str
+    model: str
+    plan: str
+    exit_level: int
+    degraded: bool
+    partial: bool
+    truncated: bool
+    cached: bool
+    stages: list[StageTime]
+    request_id: str
+
+
+class BatchAnswer(_Answer):
+    """One entry a search, in order: an answer or an error."""
+
+    results: list[SearchAnswer | ErrorAnswer]
+    took_ms: float
+    request_id: str
+
+
+class LevelVector(_Answer):
+    """The embedding of one level, L2-normalised."""
+
+    level: int
+    dim: int
+    vector: list[float]
+
+
+class EmbedAnswer(_Answer):
+    """The embeddings of one input, coarse first."""
+
+    index: str
+    model: str
+    query_encoder: str
+    gallery_space: str
+    levels: list[LevelVector]
+    truncated: bool
+    took_ms: float
+    request_id: str
+
+
+class ItemAnswer(_Answer):
+    """One item; `image` is where its picture is served, if it has one."""
+
+    id: str
+    index: str
+    snapshot: str
+    metadata: dict[str, Any]
+    image: str | None
+    request_id: str
+
+
+class LevelInfo(_Answer):
+    """One level of an index."""
+
+    level: int
+    dim: int
+
+
+class IndexInfo(_Answer):
+    """An index and the version that is being searched."""
+
+    name: str
+    snapshot: str
+    created_at: str
+    model: str
+    gallery: str
+    gallery_space: str
+    levels: list[LevelInfo]
+    items: int
+    rows: dict[Modality, int]
+    queries: list[Modality] = Field(description="What it can be asked with, besides items.")
+
+
+class IndexList(_Answer):
+    """The indexes served here."""
+
+    indexes: list[IndexInfo]
+    request_id: str
+
+
+class SnapshotList(_Answer):
+    """The versions of one index, as the store lists them; `active` is the one searched."""
+
+    index: str
+    active: str
+    snapshots: list[str]
+    request_id: str
+
+
+class SourceInfo(_Answer):
+    """Where a model or pictures come from, and what their licence asks for."""
+
+    name: str
+    licence: str
+    url: str
+    attribution: str
+
+
+class ModelInfo(_Answer):
+    """A model served here."""
+
+    name: str
+    gallery_space: str
+    query_encoder: str
+    precision: str
+    levels: dict[Modality, list[LevelInfo]]
+    measured: dict[str, float]
+    sources: list[SourceInfo]
+
+
+class InfoAnswer(_Answer):
+    """What this server is, holds and allows."""
+
+    name: str
+    version: str
+    indexes: list[IndexInfo]
+    models: list[ModelInfo]
+    limits: dict[str, int]
+    request_id: str
+
+
+class HealthAnswer(_Answer):
+    """`status` is live, loading, ready or failed."""
+
+    status: str
+    uptime_s: float | None = None
+    indexes: dict[str, str] | None = None
+
+
+def json_response(body: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    """`body` as JSON by orjson; what JSON has no word for (a path, a decimal) becomes a string."""
+    content = orjson.dumps(body, default=str, option=orjson.OPT_SERIALIZE_NUMPY)
+    return Response(content, status, headers, media_type="application/json")

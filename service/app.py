@@ -1,0 +1,77 @@
+"""The application factory: `create_app(settings)`. Nothing is loaded and nothing runs before it.
+
+The lifespan starts the threads and loads in one of them: the process is live and answers 503
+meanwhile, and ready when everything is warm.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from importlib.metadata import version
+
+from fastapi import FastAPI
+
+from hivlp.service import errors, openapi
+from hivlp.service.loading import load_catalogue
+from hivlp.service.middleware import Edge
+from hivlp.service.routes import embed, items, search, snapshots, system
+from hivlp.service.routes.page import page_router
+from hivlp.service.settings import Settings
+from hivlp.service.state import LoadCatalogue, ServingState
+
+SUMMARY = "Image-text retrieval that starts searching before the encoder has finished."
+OnLoaded = Callable[[BaseException | None], None]
+
+
+def create_app(
+    settings: Settings,
+    *,
+    load: LoadCatalogue = load_catalogue,
+    on_loaded: OnLoaded = lambda _: None,
+) -> FastAPI:
+    """The app. `on_loaded` is told once: None when ready, or what loading failed of."""
+    state = ServingState(settings, load)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        state.start_threads()
+        tasks = [
+            asyncio.create_task(_load(state, on_loaded)),
+            asyncio.create_task(state.watch_loop()),
+        ]
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await state.stop_threads()
+
+    app = FastAPI(
+        title="hivlp",
+        version=version("hivlp"),
+        summary=SUMMARY,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+        lifespan=lifespan,
+    )
+    app.state.hivlp = state
+    app.add_middleware(Edge, metrics=state.metrics, max_body_bytes=settings.limits.max_body_bytes)
+    errors.install(app)
+    for router in (search.router, embed.router, items.router, snapshots.router, system.router):
+        app.include_router(router)
+    app.include_router(page_router())
+    openapi.install(app)
+    return app
+
+
+async def _load(state: ServingState, on_loaded: OnLoaded) -> None:
+    try:
+        await state.load()
+    except Exception as error:
+        on_loaded(error)
+    else:
+        on_loaded(None)

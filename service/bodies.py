@@ -1,0 +1,177 @@
+"""Request bodies: bytes in, plain values out, with a 4xx for everything that isn't what it says.
+
+orjson refuses NaN, Infinity, bytes that aren't UTF-8 and nesting beyond 1,024. It also refuses half
+an emoji (`"\\ud83d"`), which is well-formed JSON of an ill-formed text: that one is answered 422
+with the field's name, as any other bad text.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+from starlette.datastructures import UploadFile
+from starlette.requests import Request
+
+from hivlp.models.errors import ImageError, InputError
+from hivlp.service.errors import Malformed, ServiceError, not_available
+
+# Fields of a form whose value is a text; every other is written as JSON: k=5, rerank=false.
+TEXT_FIELDS = frozenset({"index", "snapshot", "modality", "plan"})
+MAX_FORM_FIELDS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Upload:
+    """A request with a picture: the picture's bytes and the other fields."""
+
+    image: bytes
+    fields: dict[str, Any]
+
+
+def media_type(request: Request) -> str:
+    """The Content-Type without its parameters, in lower case."""
+    return request.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
+async def read_json(request: Request) -> dict[str, Any]:
+    """The body as a JSON object. Raises ServiceError 400 or 415, InputError for a broken text."""
+    kind = media_type(request)
+    if kind != "application/json" and not kind.endswith("+json"):
+        raise _wrong_media_type("application/json", kind)
+    return parse_object(await request.body())
+
+
+def parse_object(raw: bytes) -> dict[str, Any]:
+    """Strict JSON whose top is an object."""
+    value = _parse(raw)
+    if not isinstance(value, dict):
+        raise Malformed("the body must be a JSON object")
+    return value
+
+
+def _parse(raw: bytes) -> Any:
+    try:
+        return orjson.loads(raw)
+    except orjson.JSONDecodeError as error:
+        if "surrogate" in str(error):
+            _blame_broken_text(raw)
+        raise Malformed(f"the body is not JSON: {error}") from error
+
+
+def _blame_broken_text(raw: bytes) -> None:
+    """Raise InputError naming the field that holds a lone surrogate, if the rest is JSON."""
+    try:
+        value = json.loads(raw.decode("utf-8"))
+    except (ValueError, RecursionError):
+        return
+    for path, text in _texts(value, ()):
+        if any("\ud800" <= character <= "\udfff" for character in text):
+            param = ".".join(path) or None
+            message = "half of a surrogate pair: the text is not valid Unicode"
+            raise InputError("invalid_text", message, param=param or "body")
+
+
+def _texts(value: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], str]]:
+    if isinstance(value, str):
+        yield path, value
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            yield path, key
+            yield from _texts(inner, (*path, key))
+    elif isinstance(value, list):
+        for place, inner in enumerate(value):
+            yield from _texts(inner, (*path, str(place)))
+
+
+async def read_upload(request: Request, max_image_bytes: int) -> Upload:
+    """A picture from multipart (`image` and form fields) or JSON (`image` as base64)."""
+    kind = media_type(request)
+    if kind == "multipart/form-data":
+        return await _read_form(request, max_image_bytes)
+    if kind != "application/json" and not kind.endswith("+json"):
+        raise _wrong_media_type("multipart/form-data or application/json", kind)
+    return split_image(parse_object(await request.body()), max_image_bytes)
+
+
+def split_image(fields: dict[str, Any], max_image_bytes: int) -> Upload:
+    """Take `image` (base64 or data URI) out of JSON fields and decode it."""
+    rest = dict(fields)
+    if "image" not in rest:
+        raise InputError("missing_field", "image: is needed", param="image")
+    text = rest.pop("image")
+    if not isinstance(text, str):
+        raise InputError("invalid_value", "image: must be base64 or a data URI", param="image")
+    return Upload(decode_base64(text, max_image_bytes), rest)
+
+
+def decode_base64(text: str, max_image_bytes: int) -> bytes:
+    """Strict base64, or a data URI of it; the size is checked before a byte is decoded."""
+    if text.startswith(("http:", "https:")):
+        raise not_available("image", "pictures by URL are not available: send the bytes")
+    if text.startswith("data:"):
+        head, comma, text = text.partition(",")
+        if not comma or not head.endswith(";base64"):
+            raise InputError("invalid_value", "image: a data URI must be base64", param="image")
+    if len(text) > 4 * (max_image_bytes // 3 + 1):
+        raise _image_too_large(max_image_bytes)
+    try:
+        data = base64.b64decode(text.encode("ascii"), validate=True)
+    except (binascii.Error, UnicodeEncodeError) as error:
+        raise InputError("invalid_value", "image: not valid base64", param="image") from error
+    if len(data) > max_image_bytes:
+        raise _image_too_large(max_image_bytes)
+    return data
+
+
+async def _read_form(request: Request, max_image_bytes: int) -> Upload:
+    async with request.form(max_files=1, max_fields=MAX_FORM_FIELDS) as form:
+        fields: dict[str, Any] = {}
+        image: bytes | None = None
+        for name, value in form.multi_items():
+            if name in fields or (name == "image" and image is not None):
+                raise InputError("invalid_value", f"{name}: given more than once", param=name)
+            if name != "image":
+                fields[name] = _form_value(name, value)
+                continue
+            image = await _image_part(value, max_image_bytes)
+    if image is None:
+        raise InputError("missing_field", "image: is needed, as a file part", param="image")
+    return Upload(image, fields)
+
+
+async def _image_part(value: UploadFile | str, max_image_bytes: int) -> bytes:
+    if isinstance(value, str):
+        message = "image: send the picture as a file part (curl -F image=@FILE)"
+        raise InputError("invalid_value", message, param="image")
+    data = await value.read(max_image_bytes + 1)
+    if len(data) > max_image_bytes:
+        raise _image_too_large(max_image_bytes)
+    return data
+
+
+def _form_value(name: str, value: UploadFile | str) -> Any:
+    if not isinstance(value, str):
+        raise InputError("invalid_value", f"{name}: must not be a file", param=name)
+    if name in TEXT_FIELDS:
+        return value
+    try:
+        return orjson.loads(value)
+    except orjson.JSONDecodeError as error:
+        message = f'{name}: write the value as JSON, such as 5, true or ["name"]'
+        raise InputError("invalid_value", message, param=name) from error
+
+
+def _image_too_large(limit: int) -> ImageError:
+    message = f"the picture is larger than the limit of {limit} bytes"
+    return ImageError("image_too_large", message, param="image", limit=limit)
+
+
+def _wrong_media_type(wanted: str, got: str) -> ServiceError:
+    message = f"Content-Type must be {wanted}, got {got or 'none'}"
+    return ServiceError(415, "unsupported_media_type", message)

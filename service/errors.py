@@ -1,0 +1,191 @@
+"""Errors as HTTP: one table from error to status, one body.
+
+    {"error": {"code", "message", "param", "request_id"}}
+
+HTTP words live here and nowhere deeper. What isn't in the table is a bug of ours: it is logged with
+the request id and answered with 500, without a word of its text.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from pydantic import ValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from hivlp.index.errors import NoSuchItem, SnapshotMissing
+from hivlp.models.errors import HivlpError, InputError
+from hivlp.service.pictures import NoPicture
+
+log = logging.getLogger("hivlp.service")
+
+
+class ServiceError(HivlpError):
+    """An answer that isn't a result: its status, code, message and the parameter to blame."""
+
+    def __init__(
+        self,
+        status: int,
+        code: str,
+        message: str,
+        *,
+        param: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.message = message
+        self.param = param
+        self.headers = dict(headers or {})
+
+
+class Malformed(ServiceError):
+    """The body can't be parsed at all."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(400, "malformed_body", message)
+
+
+class BodyTooLarge(ServiceError):
+    """More bytes than `limits.max_body_bytes`, whatever Content-Length said."""
+
+    def __init__(self, limit: int) -> None:
+        message = f"the body is larger than the limit of {limit} bytes"
+        super().__init__(413, "body_too_large", message, headers={"Connection": "close"})
+
+
+class Overloaded(ServiceError):
+    """Every permit is taken: an ordinary answer, never a failure."""
+
+    def __init__(self, limit: int) -> None:
+        message = f"{limit} requests are in flight, the most there may be; try again"
+        super().__init__(429, "overloaded", message, headers={"Retry-After": "1"})
+
+
+class NotReady(ServiceError):
+    """Still loading, or unable to load."""
+
+    def __init__(self, message: str = "models and indexes are still loading") -> None:
+        super().__init__(503, "not_ready", message, headers={"Retry-After": "1"})
+
+
+def not_available(param: str, message: str) -> InputError:
+    """What the request model knows and this version can't do yet: said, never ignored."""
+    return InputError("not_available", message, param=param)
+
+
+# Codes of InputError that aren't plain "out of range".
+INPUT_STATUS = {"unsupported_image": 415, "image_too_large": 413}
+
+# Of SnapshotMissing: whether a version was named.
+SNAPSHOT_CODES = {True: ("no_such_snapshot", "snapshot"), False: ("no_such_index", "index")}
+
+HTTP_CODES = {404: "not_found", 405: "method_not_allowed"}
+
+# Types of pydantic's errors, by the word we use for them; all others are `invalid_value`.
+VALIDATION_CODES = {
+    "missing": "missing_field",
+    "extra_forbidden": "unknown_field",
+    "greater_than": "out_of_range",
+    "greater_than_equal": "out_of_range",
+    "less_than": "out_of_range",
+    "less_than_equal": "out_of_range",
+    "too_long": "out_of_range",
+    "too_short": "out_of_range",
+    "invalid_text": "invalid_text",
+}
+PLAIN_MESSAGES = {"missing": "is needed", "extra_forbidden": "is not a field of this request"}
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One error answer, before it is bytes."""
+
+    status: int
+    code: str
+    message: str
+    param: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    def body(self, request_id: str) -> dict[str, Any]:
+        """The envelope."""
+        inner = {
+            "code": self.code,
+            "message": self.message,
+            "param": self.param,
+            "request_id": request_id,
+        }
+        return {"error": inner}
+
+
+def problem_of(error: Exception) -> Problem | None:
+    """The one table. None for what nobody raised on purpose."""
+    match error:
+        case ServiceError():
+            return Problem(error.status, error.code, error.message, error.param, error.headers)
+        case InputError():
+            return Problem(
+                INPUT_STATUS.get(error.code, 422), error.code, error.message, error.param
+            )
+        case NoSuchItem():
+            return Problem(404, "no_such_item", str(error), "id")
+        case SnapshotMissing():
+            code, param = SNAPSHOT_CODES[bool(error.version)]
+            return Problem(404, code, error.reason, param)
+        case NoPicture():
+            return Problem(404, "no_picture", str(error), "id")
+        case ValidationError() | RequestValidationError():
+            return _of_validation(error)
+        case HTTPException():
+            code = HTTP_CODES.get(error.status_code, "malformed_body")
+            return Problem(error.status_code, code, str(error.detail), headers=error.headers or {})
+    return None
+
+
+def _of_validation(error: ValidationError | RequestValidationError) -> Problem:
+    first = error.errors()[0]
+    kind = str(first["type"])
+    places = list(first["loc"])
+    if isinstance(error, RequestValidationError):
+        del places[:1]  # body, query or path: where it was, not what it is called
+    param = ".".join(str(place) for place in places) or None
+    message = PLAIN_MESSAGES.get(kind) or first["msg"].removeprefix("Value error, ")
+    code = VALIDATION_CODES.get(kind, "invalid_value")
+    return Problem(422, code, f"{param or 'the body'}: {message}", param)
+
+
+def problem_response(problem: Problem, request_id: str) -> Response:
+    """The error as an HTTP response."""
+    return Response(
+        orjson.dumps(problem.body(request_id)),
+        status_code=problem.status,
+        headers=dict(problem.headers),
+        media_type="application/json",
+    )
+
+
+def internal_problem(error: BaseException, request_id: str) -> Problem:
+    """500: the log tells what happened, the answer only where to look."""
+    log.error("request %s failed", request_id, exc_info=error)
+    return Problem(500, "internal_error", "something went wrong here; the log has the request id")
+
+
+def install(app: FastAPI) -> None:
+    """Answer every error of the table in our form."""
+
+    async def answer(request: Request, error: Exception) -> Response:
+        request_id = str(request.state.request_id)
+        problem = problem_of(error) or internal_problem(error, request_id)
+        request.state.error_code = problem.code
+        return problem_response(problem, request_id)
+
+    for kind in (HivlpError, HTTPException, RequestValidationError, ValidationError):
+        app.add_exception_handler(kind, answer)

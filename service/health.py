@@ -1,0 +1,41 @@
+"""Three questions, three answers.
+
+`/livez`   is the process alive?        depends on nothing
+`/readyz`  should it get requests?      green once every index and model is loaded and warm
+`/health`  what is going on?            for people
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from hivlp.service.errors import NotReady
+from hivlp.service.state import ServingState
+
+
+def liveness() -> dict[str, Any]:
+    """Alive, whatever else."""
+    return {"status": "live"}
+
+
+def readiness(state: ServingState) -> dict[str, Any]:
+    """Ready with at least one index. Raises NotReady."""
+    if not state.catalogue.indexes:
+        raise NotReady("no index is loaded")
+    return {"status": "ready"}
+
+
+def report(state: ServingState) -> tuple[int, dict[str, Any]]:
+    """Status code and everything: 200 when ready, else 503."""
+    body: dict[str, Any] = {
+        "status": state.status,
+        "uptime_s": round(time.monotonic() - state.started_s, 3),
+        "indexes": {},
+    }
+    if state.status != "ready":
+        return 503, body
+    for name in state.catalogue.indexes:
+        with state.catalogue.lease(name) as searcher:
+            body["indexes"][name] = searcher.info.version
+    return 200, body

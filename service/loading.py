@@ -1,0 +1,144 @@
+"""From a home folder to everything that is served: opened, checked against each other, warm.
+
+An index is searched with the artifact that aims at its gallery space, whatever either is called.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from hivlp.index.local_searcher import LocalSearcher
+from hivlp.index.snapshot.live import LiveSnapshot
+from hivlp.index.snapshot.manifest import SnapshotManifest
+from hivlp.index.snapshot.store import SnapshotStore
+from hivlp.models.artifact import MANIFEST_NAME, read_manifest
+from hivlp.models.encoder import Encoder
+from hivlp.models.errors import ArtifactError, HivlpError, SpaceMismatch
+from hivlp.models.levels import Modality
+from hivlp.models.runtime.loading import load_encoders
+from hivlp.service.queries import ImageQuery, Query, Setting, text_query
+from hivlp.service.schemas import SearchOptions
+from hivlp.service.serving import Catalogue, ServedIndex, ServedModel
+from hivlp.service.settings import Limits, Settings
+from hivlp.service.timeline import Timeline
+from hivlp.service.work import find
+
+log = logging.getLogger("hivlp.service")
+
+ARTIFACTS = "artifacts"
+# Files up to this size are hashed when a version is opened; larger ones when it was published and
+# by `hivlp snapshots verify`.
+HASH_UP_TO_BYTES = 256 << 20
+WARM_TEXT = "red heart"
+
+
+class NothingToServe(HivlpError):
+    """The home folder holds no index."""
+
+    def __init__(self, home: Path, name: str | None = None) -> None:
+        what = f"no index named {name!r}" if name else "no index"
+        super().__init__(
+            f"{what} under {home / 'indexes'}: `hivlp demo` makes one from real pictures, "
+            "`hivlp build` from your own"
+        )
+
+
+def names_to_serve(settings: Settings) -> tuple[str, ...]:
+    """The indexes asked for, or all there are. Raises NothingToServe."""
+    store = SnapshotStore(settings.home)
+    found = store.names()
+    for name in settings.indexes:
+        if name not in found:
+            raise NothingToServe(settings.home, name)
+    if not found:
+        raise NothingToServe(settings.home)
+    return settings.indexes or tuple(found)
+
+
+def load_catalogue(settings: Settings) -> Catalogue:
+    """Open every index and its model. Blocking. Raises HivlpError naming what doesn't fit."""
+    store = SnapshotStore(settings.home)
+    models: dict[Path, ServedModel] = {}
+    indexes: dict[str, ServedIndex] = {}
+    for name in names_to_serve(settings):
+        snapshot = store.open(name, hash_up_to_bytes=HASH_UP_TO_BYTES)
+        path = find_artifact(settings, snapshot.manifest)
+        if path not in models:
+            models[path] = _load_model(path, settings.threads.encoder)
+        root = Path(snapshot.manifest.corpus.root)
+        live = LiveSnapshot(LocalSearcher(snapshot))
+        indexes[name] = ServedIndex(name, live, models[path], root)
+        log.info("index %s, version %s: open", name, snapshot.manifest.version)
+    catalogue = Catalogue(indexes, store, tuple(models.values()))
+    if settings.warm:
+        warm(catalogue, settings.limits)
+    return catalogue
+
+
+def find_artifact(settings: Settings, manifest: SnapshotManifest) -> Path:
+    """The folder of the newest artifact that aims at the index's space.
+
+    Raises SpaceMismatch when the artifacts there are aim elsewhere, ArtifactError for none.
+    """
+    found = [(path, read_manifest(path)) for path in _artifact_folders(settings, manifest)]
+    fitting = [
+        (m.created_at, path) for path, m in found if m.gallery_space == manifest.gallery_space
+    ]
+    if fitting:
+        return max(fitting)[1]
+    if found:
+        raise SpaceMismatch(expected=manifest.gallery_space, received=found[0][1].gallery_space)
+    raise ArtifactError(settings.home / ARTIFACTS, "no model here; `hivlp demo` makes one")
+
+
+def _artifact_folders(settings: Settings, manifest: SnapshotManifest) -> Iterator[Path]:
+    if settings.artifact is not None:
+        yield settings.artifact
+        return
+    folder = settings.home / ARTIFACTS
+    named = Path(manifest.artifact)
+    if (named / MANIFEST_NAME).is_file():
+        yield named
+    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+        if (path / MANIFEST_NAME).is_file() and path.resolve() != named.resolve():
+            yield path
+
+
+def _load_model(path: Path, threads: int) -> ServedModel:
+    # No executor of its own: the pipeline runs the encoder ahead, and only where it helps.
+    loaded = load_encoders(path, threads=threads, ahead=None)
+    towers: dict[Modality, Encoder[Any] | None] = {"text": loaded.text, "image": loaded.image}
+    encoders = {side: tower for side, tower in towers.items() if tower is not None}
+    return ServedModel(loaded.artifact.manifest, encoders)
+
+
+def warm(catalogue: Catalogue, limits: Limits) -> None:
+    """Search every side of every index once with every encoder, by both plans."""
+    for name, index in catalogue.indexes.items():
+        with catalogue.lease(name) as searcher:
+            for query in _warm_queries(index.model, limits):
+                for searched in searcher.info.rows:
+                    for plan in ("cascade", "funnel"):
+                        options = SearchOptions(index=name, modality=searched, plan=plan)
+                        setting = Setting(searcher, index.model, searched, limits, Timeline())
+                        find(query, options, setting, None)
+
+
+def _warm_queries(model: ServedModel, limits: Limits) -> Iterator[Query]:
+    if "text" in model.encoders:
+        yield text_query(WARM_TEXT, limits)
+    if "image" in model.encoders:
+        yield ImageQuery(_white_png())
+
+
+def _white_png() -> bytes:
+    stream = io.BytesIO()
+    Image.fromarray(np.full((32, 32, 3), 255, np.uint8)).save(stream, "PNG")
+    return stream.getvalue()

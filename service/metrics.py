@@ -1,0 +1,149 @@
+"""Every metric and every bucket, in one place and one registry an app.
+
+Names start with `hivlp_` and end in a base unit; a route is its template, never a path, and what
+matches no route counts as `unmatched`, so that nobody can make series by scanning.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    generate_latest,
+)
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+
+from hivlp.service.timeline import Span, overlap_saved_s
+
+REQUEST_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+STAGE_BUCKETS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1)
+CANDIDATE_BUCKETS = (1, 10, 30, 100, 300, 1_000, 3_000, 10_000, 100_000)
+BATCH_BUCKETS = (1, 2, 4, 8, 16, 32, 64)
+CONTENT_TYPE = CONTENT_TYPE_LATEST
+UNMATCHED = "unmatched"
+
+
+class Metrics:
+    """The metrics of one app."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self._make_request_metrics()
+        self._make_search_metrics()
+        self._make_state_metrics()
+
+    def _make_request_metrics(self) -> None:
+        self.request_duration = Histogram(
+            "hivlp_request_duration_seconds",
+            "From the first byte of a request to the last of its answer.",
+            ("route", "status"),
+            buckets=REQUEST_BUCKETS_S,
+            registry=self.registry,
+        )
+        self.rejected = Counter(
+            "hivlp_rejected_total",
+            "Requests answered with an error of the sender's or for want of room, by code.",
+            ("reason",),
+            registry=self.registry,
+        )
+        self.in_flight = Gauge(
+            "hivlp_in_flight", "Searches that hold a permit.", registry=self.registry
+        )
+        self.queue_size = Gauge(
+            "hivlp_queue_size", "Searches waiting for a worker.", registry=self.registry
+        )
+        self.batch_size = Histogram(
+            "hivlp_batch_size",
+            "Searches in one request to the batch endpoint.",
+            buckets=BATCH_BUCKETS,
+            registry=self.registry,
+        )
+
+    def _make_search_metrics(self) -> None:
+        self.stage_duration = Histogram(
+            "hivlp_stage_duration_seconds",
+            "One stage of a search; level is empty where the stage has none.",
+            ("stage", "level"),
+            buckets=STAGE_BUCKETS_S,
+            registry=self.registry,
+        )
+        self.overlap_saved = Counter(
+            "hivlp_overlap_saved_seconds_total",
+            "Time during which encoding and searching went on at once.",
+            registry=self.registry,
+        )
+        self.exit_level = Counter(
+            "hivlp_exit_level_total",
+            "Answers by the finest level reached.",
+            ("level",),
+            registry=self.registry,
+        )
+        self.candidates = Histogram(
+            "hivlp_candidates",
+            "Candidates kept by a level.",
+            ("level",),
+            buckets=CANDIDATE_BUCKETS,
+            registry=self.registry,
+        )
+        self.cache_requests = Counter(
+            "hivlp_cache_requests_total",
+            "Look-ups in the answer cache: hit, miss, or shared with one already under way.",
+            ("tier", "result"),
+            registry=self.registry,
+        )
+
+    def _make_state_metrics(self) -> None:
+        names = ("index", "version", "model")
+        self.snapshot_info = Gauge(
+            "hivlp_snapshot_info",
+            "1 for each version being searched.",
+            names,
+            registry=self.registry,
+        )
+        self.snapshot_items = Gauge(
+            "hivlp_snapshot_items",
+            "Items of the version being searched.",
+            ("index",),
+            registry=self.registry,
+        )
+        self.snapshot_age = Gauge(
+            "hivlp_snapshot_age_seconds",
+            "Age of the version being searched.",
+            ("index",),
+            registry=self.registry,
+        )
+        self.loop_lag = Histogram(
+            "hivlp_event_loop_lag_seconds",
+            "How late the event loop wakes a sleeper.",
+            buckets=STAGE_BUCKETS_S,
+            registry=self.registry,
+        )
+        ProcessCollector(registry=self.registry)
+
+    def observe_spans(self, spans: Iterable[Span]) -> None:
+        """Count the stages of one computed search, and what overlapping them saved."""
+        spans = tuple(spans)
+        for span in spans:
+            level = "" if span.level is None else str(span.level)
+            self.stage_duration.labels(span.name, level).observe(span.duration_s)
+            if span.name == "search" and span.candidates_out is not None:
+                self.candidates.labels(level).observe(span.candidates_out)
+        self.overlap_saved.inc(overlap_saved_s(spans))
+
+    def show_snapshot(
+        self, *, index: str, version: str, model: str, items: int, created_s: float
+    ) -> None:
+        """Tell which version of an index is being searched."""
+        self.snapshot_info.labels(index, version, model).set(1)
+        self.snapshot_items.labels(index).set(items)
+        self.snapshot_age.labels(index).set_function(lambda: max(0.0, time.time() - created_s))
+
+    def exposition(self) -> bytes:
+        """The text that Prometheus reads."""
+        return generate_latest(self.registry)

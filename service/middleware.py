@@ -1,0 +1,115 @@
+"""The outermost layer of every request: its id, its size limit, its metrics, its headers.
+
+Plain ASGI, so that it sees the bytes as they arrive: a body is counted while it streams, whatever
+Content-Length says, and an exception that nobody expected still gets an answer in our form.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+import uuid
+from typing import Any
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from hivlp.service.errors import BodyTooLarge, internal_problem, problem_of, problem_response
+from hivlp.service.metrics import UNMATCHED, Metrics
+
+REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+CLIENT_LEFT = 499
+SECURITY_HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'self'; img-src 'self' blob: data:; object-src 'none'; base-uri 'none'; "
+        "form-action 'self'; frame-ancestors 'none'"
+    ),
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+}
+
+
+class Edge:
+    """ASGI middleware around the whole app."""
+
+    def __init__(self, app: ASGIApp, *, metrics: Metrics, max_body_bytes: int) -> None:
+        self._app = app
+        self._metrics = metrics
+        self._max_body_bytes = max_body_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        exchange = _Exchange(scope, receive, send, self._max_body_bytes)
+        try:
+            await self._app(scope, exchange.receive, exchange.send)
+        except ClientDisconnect:
+            exchange.status = CLIENT_LEFT
+        except Exception as error:
+            await exchange.fail(error)
+        finally:
+            self._count(exchange)
+
+    def _count(self, exchange: _Exchange) -> None:
+        route = getattr(exchange.scope.get("route"), "path", UNMATCHED)
+        status = str(exchange.status)
+        duration_s = time.perf_counter() - exchange.state["started_s"]
+        self._metrics.request_duration.labels(route, status).observe(duration_s)
+        code = exchange.state.get("error_code")
+        if code is not None and exchange.status != 500:
+            self._metrics.rejected.labels(code).inc()
+
+
+class _Exchange:
+    """One request and its answer, as they pass."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send, max_body_bytes: int) -> None:
+        self.scope = scope
+        self.status = CLIENT_LEFT
+        self._receive = receive
+        self._send = send
+        self._max_body_bytes = max_body_bytes
+        self._received_bytes = 0
+        self._started = False
+        headers = Headers(scope=scope)
+        self._declared = headers.get("content-length", "")
+        given = headers.get("x-request-id", "")
+        self._request_id = given if REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+        self.state: dict[str, Any] = scope.setdefault("state", {})
+        self.state["request_id"] = self._request_id
+        self.state["started_s"] = time.perf_counter()
+
+    async def receive(self) -> Message:
+        """The next message, unless the body is or says it is too large."""
+        if self._declared.isdigit() and int(self._declared) > self._max_body_bytes:
+            raise BodyTooLarge(self._max_body_bytes)
+        message = await self._receive()
+        self._received_bytes += len(message.get("body", b""))
+        if self._received_bytes > self._max_body_bytes:
+            raise BodyTooLarge(self._max_body_bytes)
+        return message
+
+    async def send(self, message: Message) -> None:
+        """Pass a message on, with our headers on its start."""
+        if message["type"] == "http.response.start":
+            self._started = True
+            self.status = message["status"]
+            headers = MutableHeaders(scope=message)
+            headers["X-Request-ID"] = self._request_id
+            for name, value in SECURITY_HEADERS.items():
+                headers.setdefault(name, value)
+        await self._send(message)
+
+    async def fail(self, error: Exception) -> None:
+        """Answer what no handler did; an answer already begun can only be cut off."""
+        problem = problem_of(error) or internal_problem(error, self._request_id)
+        if self._started:
+            self.status = problem.status
+            raise error
+        self.state["error_code"] = problem.code
+        response = problem_response(problem, self._request_id)
+        await response(self.scope, self._receive, self.send)

@@ -1,0 +1,125 @@
+"""The OpenAPI document: bodies are read by hand, so they are described by hand.
+
+python -m hivlp.service.openapi docs/openapi.json     write the committed copy
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import orjson
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+from hivlp.service.answers import ErrorAnswer
+from hivlp.service.schemas import (
+    BatchSearch,
+    EmbedImage,
+    EmbedText,
+    ImageSearch,
+    SimilarSearch,
+    TextSearch,
+    VectorSearch,
+)
+
+BODIES: tuple[type[BaseModel], ...] = (
+    TextSearch,
+    ImageSearch,
+    SimilarSearch,
+    VectorSearch,
+    BatchSearch,
+    EmbedText,
+    EmbedImage,
+)
+REF = "#/components/schemas/{model}"
+
+NOT_READY: dict[int | str, dict[str, Any]] = {
+    503: {"model": ErrorAnswer, "description": "Still loading, or draining."}
+}
+ERRORS: dict[int | str, dict[str, Any]] = {
+    400: {"model": ErrorAnswer, "description": "Malformed: not JSON, not UTF-8, not a form."},
+    404: {"model": ErrorAnswer, "description": "No such index, version or item."},
+    413: {"model": ErrorAnswer, "description": "Too many bytes or pixels."},
+    415: {"model": ErrorAnswer, "description": "Not a supported picture or content type."},
+    422: {"model": ErrorAnswer, "description": "A field is missing, unknown or out of range."},
+    429: {"model": ErrorAnswer, "description": "Full; try again after Retry-After seconds."},
+    **NOT_READY,
+}
+
+
+def json_body(model: type[BaseModel]) -> dict[str, Any]:
+    """`openapi_extra` of a route that takes JSON."""
+    content = {"application/json": {"schema": {"$ref": REF.format(model=model.__name__)}}}
+    return {"requestBody": {"required": True, "content": content}}
+
+
+def upload_body(model: type[BaseModel]) -> dict[str, Any]:
+    """`openapi_extra` of a route that takes a picture, as a form or as JSON."""
+    own = {"$ref": REF.format(model=model.__name__)}
+    content = {}
+    for media_type, image in (
+        ("multipart/form-data", {"type": "string", "format": "binary"}),
+        ("application/json", {"type": "string", "description": "Base64 or a data URI."}),
+    ):
+        properties = {"type": "object", "properties": {"image": image}, "required": ["image"]}
+        content[media_type] = {"schema": {"allOf": [own, properties]}}
+    return {"requestBody": {"required": True, "content": content}}
+
+
+def install(app: FastAPI) -> None:
+    """Make the app's document hold the schemas that `json_body` and `upload_body` refer to."""
+
+    def document() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            app.openapi_schema = _document(app)
+        return app.openapi_schema
+
+    app.openapi = document  # type: ignore[method-assign]
+
+
+def _document(app: FastAPI) -> dict[str, Any]:
+    found: dict[str, Any] = get_openapi(
+        title=app.title,
+        version=app.version,
+        summary=app.summary,
+        description=app.description,
+        routes=app.routes,
+    )
+    _, schemas = models_json_schema([(body, "validation") for body in BODIES], ref_template=REF)
+    components = found.setdefault("components", {}).setdefault("schemas", {})
+    components.update(schemas["$defs"])
+    # `image` travels beside the fields of these two.
+    for name in ("ImageSearch", "EmbedImage"):
+        components[name].pop("additionalProperties", None)
+    # Answers of ours never have FastAPI's own error body.
+    for unused in ("HTTPValidationError", "ValidationError"):
+        components.pop(unused, None)
+    return found
+
+
+def document_bytes(app: FastAPI) -> bytes:
+    """The document as it is committed."""
+    options = orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS | orjson.OPT_APPEND_NEWLINE
+    return orjson.dumps(app.openapi(), option=options)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Write the document to the file named, or to standard output."""
+    from hivlp.service.app import create_app
+    from hivlp.service.settings import Settings
+
+    data = document_bytes(create_app(Settings()))
+    if arguments:
+        Path(arguments[0]).write_bytes(data)
+    else:
+        sys.stdout.buffer.write(data)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

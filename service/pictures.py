@@ -1,0 +1,133 @@
+"""Pictures of items, as they lie below the corpus root and as thumbnails.
+
+A reference comes from a corpus that anyone may have written: whatever it says, only a regular file
+below the root is ever read, links resolved first, and only what its content shows to be a picture
+is sent, as the type that the content has.
+"""
+
+from __future__ import annotations
+
+import io
+import stat
+import threading
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from cachetools import LRUCache
+from PIL import Image
+
+from hivlp.index.errors import CorpusError
+from hivlp.index.pictures import ROW_MARK, read_picture
+from hivlp.models.errors import HivlpError, ImageError
+from hivlp.models.runtime.formats import supported_format
+from hivlp.models.runtime.images import ImageLimits, decode_image
+
+MAX_FILE_BYTES = 64 << 20
+THUMBNAIL_CACHE_BYTES = 32 << 20
+MIN_THUMBNAIL_PX = 16
+# What every browser shows; the rest is always converted.
+WEB_TYPES = {"PNG": "image/png", "JPEG": "image/jpeg", "WebP": "image/webp", "GIF": "image/gif"}
+THUMBNAIL_TYPE = "image/webp"
+
+
+class NoPicture(HivlpError):
+    """The item has no picture that can be shown."""
+
+    def __init__(self, item_id: str, reason: str) -> None:
+        super().__init__(f"item {item_id!r} has no picture that can be shown: {reason}")
+        self.item_id = item_id
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """Bytes that a browser shows as `media_type`."""
+
+    data: bytes
+    media_type: str
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A picture that lies below the root; `tag` changes whenever its file does."""
+
+    item_id: str
+    root: Path
+    reference: str
+    tag: str
+
+
+def locate(root: Path | None, reference: str | None, item_id: str) -> Found:
+    """Where a reference leads. Raises NoPicture for nowhere, or out of the root."""
+    if root is None or reference is None:
+        raise NoPicture(item_id, "it was indexed without one")
+    file, mark, row = reference.rpartition(ROW_MARK)
+    try:
+        base = root.resolve(strict=True)
+        path = (base / (file if mark else reference)).resolve(strict=True)
+        found = path.stat()
+    except (OSError, ValueError, RuntimeError) as error:
+        raise NoPicture(item_id, "its file is gone") from error
+    if not path.is_relative_to(base) or not stat.S_ISREG(found.st_mode):
+        raise NoPicture(item_id, "its reference leaves the corpus")
+    if not mark and found.st_size > MAX_FILE_BYTES:
+        raise NoPicture(item_id, "its file is too large")
+    place = zlib.crc32(row.encode()) if mark else 0
+    tag = f"{found.st_mtime_ns:x}-{found.st_size:x}-{place:x}"
+    return Found(item_id, base, reference, tag)
+
+
+class Pictures:
+    """Reads and shrinks pictures; keeps the most recently used thumbnails. Thread-safe."""
+
+    def __init__(self, max_pixels: int) -> None:
+        self._limits = ImageLimits(max_bytes=MAX_FILE_BYTES, max_pixels=max_pixels)
+        self._lock = threading.Lock()
+        self._kept: LRUCache[tuple[Path, str, str, int], Picture] = LRUCache(
+            THUMBNAIL_CACHE_BYTES, getsizeof=lambda picture: len(picture.data)
+        )
+
+    def original(self, found: Found) -> Picture:
+        """The file itself, or its conversion where browsers don't show its format."""
+        data, kind = _read(found)
+        if kind in WEB_TYPES:
+            return Picture(data, WEB_TYPES[kind])
+        return self._shrunk(found, data, kind, None)
+
+    def thumbnail(self, found: Found, size: int) -> Picture:
+        """At most `size` pixels wide and high; a picture that is already small stays as it is."""
+        key = (found.root, found.reference, found.tag, size)
+        with self._lock:
+            kept = self._kept.get(key)
+        if kept is None:
+            data, kind = _read(found)
+            kept = self._shrunk(found, data, kind, size)
+            if len(kept.data) <= THUMBNAIL_CACHE_BYTES:
+                with self._lock:
+                    self._kept[key] = kept
+        return kept
+
+    def _shrunk(self, found: Found, data: bytes, kind: str, size: int | None) -> Picture:
+        try:
+            pixels = decode_image(data, self._limits)
+        except ImageError as error:
+            raise NoPicture(found.item_id, error.message) from error
+        if size is not None and max(pixels.shape[:2]) <= size and kind in WEB_TYPES:
+            return Picture(data, WEB_TYPES[kind])
+        image = Image.fromarray(pixels)
+        if size is not None:
+            image.thumbnail((size, size), Image.Resampling.LANCZOS)
+        stream = io.BytesIO()
+        image.save(stream, "WEBP", quality=85)
+        return Picture(stream.getvalue(), THUMBNAIL_TYPE)
+
+
+def _read(found: Found) -> tuple[bytes, str]:
+    try:
+        data = read_picture(found.root, found.reference)
+    except CorpusError as error:
+        raise NoPicture(found.item_id, "its file can't be read") from error
+    kind = supported_format(data)
+    if kind is None or len(data) > MAX_FILE_BYTES:
+        raise NoPicture(found.item_id, "its file is no supported picture")
+    return data, kind

@@ -1,0 +1,65 @@
+"""POST /embed/...: the early outputs of a text or a picture, level by level."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from hivlp.service.answers import EmbedAnswer, json_response
+from hivlp.service.bodies import read_json, read_upload
+from hivlp.service.openapi import ERRORS, json_body, upload_body
+from hivlp.service.queries import ImageQuery, Query, text_query
+from hivlp.service.schemas import EmbedImage, EmbedText
+from hivlp.service.state import state_of
+from hivlp.service.timeline import Timeline
+
+router = APIRouter(prefix="/embed", tags=["embed"], responses=ERRORS)
+
+
+@router.post(
+    "/text",
+    response_model=None,
+    responses={200: {"model": EmbedAnswer}},
+    openapi_extra=json_body(EmbedText),
+)
+async def embed_text(request: Request) -> Response:
+    """Embed a sentence as a query."""
+    wanted = EmbedText.model_validate(await read_json(request))
+    query = text_query(wanted.text, state_of(request).settings.limits, "text")
+    return await _answer(request, query, wanted.index)
+
+
+@router.post(
+    "/image",
+    response_model=None,
+    responses={200: {"model": EmbedAnswer}},
+    openapi_extra=upload_body(EmbedImage),
+)
+async def embed_image(request: Request) -> Response:
+    """Embed a picture as a query."""
+    limits = state_of(request).settings.limits
+    upload = await read_upload(request, limits.max_image_bytes)
+    wanted = EmbedImage.model_validate(upload.fields)
+    return await _answer(request, ImageQuery(upload.image), wanted.index)
+
+
+async def _answer(request: Request, query: Query, index: str) -> Response:
+    state, timeline = state_of(request), Timeline(request.state.started_s)
+    pipeline = state.pipeline
+    with state.admission.permits():
+        outputs, truncated, model = await pipeline.embed(query, index, timeline)
+    levels = [
+        {"level": one.level, "dim": one.vectors.shape[1], "vector": one.vectors[0]}
+        for one in outputs
+    ]
+    body = {
+        "index": index,
+        "model": model.manifest.name,
+        "query_encoder": model.manifest.query_encoder,
+        "gallery_space": model.manifest.gallery_space,
+        "levels": levels,
+        "truncated": truncated,
+        "took_ms": timeline.elapsed_ms(),
+        "request_id": request.state.request_id,
+    }
+    return json_response(body)

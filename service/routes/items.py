@@ -1,0 +1,108 @@
+"""GET /items/...: one item, and its picture in any size up to a limit.
+
+Ids are arbitrary strings, slashes included, so an id may itself end in `/image`: the longer id is
+looked up when the shorter one doesn't exist.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import Annotated
+from urllib.parse import quote
+
+from fastapi import APIRouter, Query, Request
+from starlette.responses import Response
+
+from hivlp.index.errors import NoSuchItem
+from hivlp.models.errors import InputError
+from hivlp.service.answers import ItemAnswer, json_response
+from hivlp.service.openapi import ERRORS
+from hivlp.service.pictures import MIN_THUMBNAIL_PX, locate
+from hivlp.service.state import ServingState, state_of
+
+router = APIRouter(prefix="/items", tags=["items"], responses=ERRORS)
+IndexName = Annotated[str, Query(min_length=1, max_length=256, description="The index it is in.")]
+Size = Annotated[int | None, Query(description="At most this many pixels wide and high.")]
+CACHE_CONTROL = "public, max-age=3600"
+
+
+@router.get(
+    "/{id:path}/image",
+    response_model=None,
+    responses={
+        200: {"content": {"image/*": {}}, "description": "The picture, as its content type says."},
+        304: {"description": "The copy you have is still right."},
+    },
+)
+async def item_image(
+    request: Request, id: str, index: IndexName = "default", size: Size = None
+) -> Response:
+    """The picture of an item, or a thumbnail of it."""
+    state = state_of(request)
+    try:
+        return await _picture(request, state, id, index, size)
+    except NoSuchItem:
+        return _item(request, state, f"{id}/image", index, missing=id)
+
+
+@router.get("/{id:path}", response_model=None, responses={200: {"model": ItemAnswer}})
+async def item(request: Request, id: str, index: IndexName = "default") -> Response:
+    """An item and its metadata."""
+    return _item(request, state_of(request), id, index)
+
+
+def _item(
+    request: Request, state: ServingState, item_id: str, index: str, missing: str | None = None
+) -> Response:
+    with state.catalogue.lease(index) as searcher:
+        try:
+            (metadata,) = searcher.metadata([item_id], None)
+        except NoSuchItem:
+            raise NoSuchItem(missing or item_id) from None
+        reference = searcher.image_ref(item_id)
+        body = {
+            "id": item_id,
+            "index": index,
+            "snapshot": searcher.info.version,
+            "metadata": metadata,
+            "image": None if reference is None else image_path(item_id, index),
+            "request_id": request.state.request_id,
+        }
+    return json_response(body)
+
+
+def image_path(item_id: str, index: str) -> str:
+    """Where the picture of an item is served."""
+    path = f"/items/{quote(item_id, safe='')}/image"
+    return path if index == "default" else f"{path}?index={quote(index, safe='')}"
+
+
+async def _picture(
+    request: Request, state: ServingState, item_id: str, index: str, size: int | None
+) -> Response:
+    _check_size(size, state.settings.limits.max_thumbnail_px)
+    with state.catalogue.lease(index) as searcher:
+        reference = searcher.image_ref(item_id)
+    root = state.catalogue.index(index).picture_root
+    loop = asyncio.get_running_loop()
+    with state.picture_admission.permits():
+        file = await loop.run_in_executor(state.threads.reading, locate, root, reference, item_id)
+        etag = f'"{file.tag}-{size or 0}"'
+        headers = {"ETag": etag, "Cache-Control": CACHE_CONTROL}
+        if etag in request.headers.get("if-none-match", ""):
+            return Response(status_code=304, headers=headers)
+        pictures = state.pictures
+        read = (
+            partial(pictures.original, file)
+            if size is None
+            else partial(pictures.thumbnail, file, size)
+        )
+        picture = await loop.run_in_executor(state.threads.reading, read)
+    return Response(picture.data, headers=headers, media_type=picture.media_type)
+
+
+def _check_size(size: int | None, limit: int) -> None:
+    if size is not None and not MIN_THUMBNAIL_PX <= size <= limit:
+        message = f"size: {size} is not between {MIN_THUMBNAIL_PX} and {limit}"
+        raise InputError("out_of_range", message, param="size", limit=limit)

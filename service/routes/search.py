@@ -1,0 +1,163 @@
+"""POST /search/...: by text, picture, item, vector, and several at once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from hivlp.models.errors import InputError
+from hivlp.service.answers import BatchAnswer, SearchAnswer, json_response
+from hivlp.service.bodies import read_json, read_upload, split_image
+from hivlp.service.errors import internal_problem, problem_of
+from hivlp.service.openapi import ERRORS, json_body, upload_body
+from hivlp.service.pipeline import Pipeline
+from hivlp.service.queries import ImageQuery, ItemQuery, Query, VectorQuery, text_query
+from hivlp.service.schemas import (
+    BatchSearch,
+    ImageSearch,
+    SearchOptions,
+    SimilarSearch,
+    TextSearch,
+    VectorSearch,
+    check_limits,
+)
+from hivlp.service.settings import Limits
+from hivlp.service.state import ServingState, state_of
+from hivlp.service.timeline import Timeline
+
+router = APIRouter(prefix="/search", tags=["search"], responses=ERRORS)
+Parsed = tuple[Query, SearchOptions]
+
+
+@router.post(
+    "/text",
+    response_model=None,
+    responses={200: {"model": SearchAnswer}},
+    openapi_extra=json_body(TextSearch),
+)
+async def search_text(request: Request) -> Response:
+    """Find pictures (or captions) by a sentence."""
+    return await _answer(request, "text", await read_json(request))
+
+
+@router.post(
+    "/image",
+    response_model=None,
+    responses={200: {"model": SearchAnswer}},
+    openapi_extra=upload_body(ImageSearch),
+)
+async def search_image(request: Request) -> Response:
+    """Find pictures (or captions) by a picture: PNG, JPEG, WebP, GIF, BMP or TIFF."""
+    limits = state_of(request).settings.limits
+    upload = await read_upload(request, limits.max_image_bytes)
+    return await _answer(request, "image", upload.fields, upload.image)
+
+
+@router.post(
+    "/similar",
+    response_model=None,
+    responses={200: {"model": SearchAnswer}},
+    openapi_extra=json_body(SimilarSearch),
+)
+async def search_similar(request: Request) -> Response:
+    """Find more like an item of the index. No encoder runs."""
+    return await _answer(request, "similar", await read_json(request))
+
+
+@router.post(
+    "/vector",
+    response_model=None,
+    responses={200: {"model": SearchAnswer}},
+    openapi_extra=json_body(VectorSearch),
+)
+async def search_vector(request: Request) -> Response:
+    """Find by a vector of the finest level, made by this index's model."""
+    return await _answer(request, "vector", await read_json(request))
+
+
+@router.post(
+    "/batch",
+    response_model=None,
+    responses={200: {"model": BatchAnswer}},
+    openapi_extra=json_body(BatchSearch),
+)
+async def search_batch(request: Request) -> Response:
+    """Several searches; each has its own answer or error, in order."""
+    state, timeline = state_of(request), _timeline(request)
+    searches = BatchSearch.model_validate(await read_json(request)).searches
+    limits = state.settings.limits
+    if len(searches) > limits.max_batch:
+        message = f"searches: {len(searches)} are over the limit of {limits.max_batch}"
+        raise InputError("out_of_range", message, param="searches", limit=limits.max_batch)
+    pipeline = state.pipeline
+    with state.admission.permits(len(searches)):
+        state.metrics.batch_size.observe(len(searches))
+        request_id = str(request.state.request_id)
+        work = [_one_of_batch(pipeline, one, limits, request_id) for one in searches]
+        results = await asyncio.gather(*work)
+    body = {"results": results, "took_ms": timeline.elapsed_ms(), "request_id": request_id}
+    return json_response(body)
+
+
+async def _answer(
+    request: Request, kind: str, fields: Mapping[str, Any], image: bytes = b""
+) -> Response:
+    state: ServingState = state_of(request)
+    pipeline = state.pipeline
+    with state.admission.permits():
+        query, options = _parse(kind, fields, image, state.settings.limits)
+        answer = await pipeline.search(query, options, _timeline(request))
+    return json_response({**answer, "request_id": request.state.request_id})
+
+
+async def _one_of_batch(
+    pipeline: Pipeline, one: Mapping[str, Any], limits: Limits, request_id: str
+) -> dict[str, Any]:
+    """An answer, or the error that this search alone would have got."""
+    try:
+        query, options = _parse_one(one, limits)
+        answer = await pipeline.search(query, options, Timeline())
+    except Exception as error:
+        problem = problem_of(error) or internal_problem(error, request_id)
+        return problem.body(request_id)
+    return {**answer, "request_id": request_id}
+
+
+def _parse_one(one: Mapping[str, Any], limits: Limits) -> Parsed:
+    fields = dict(one)
+    kind = fields.pop("kind", None)
+    if kind not in ("text", "image", "similar", "vector"):
+        message = "kind: must be text, image, similar or vector"
+        raise InputError("invalid_value", message, param="kind")
+    if kind != "image":
+        return _parse(kind, fields, b"", limits)
+    upload = split_image(fields, limits.max_image_bytes)
+    return _parse(kind, upload.fields, upload.image, limits)
+
+
+def _parse(kind: str, fields: Mapping[str, Any], image: bytes, limits: Limits) -> Parsed:
+    """Raises ValidationError and InputError."""
+    query: Query
+    options: SearchOptions
+    if kind == "text":
+        options = TextSearch.model_validate(fields)
+        query = text_query(options.query, limits)
+    elif kind == "image":
+        options = ImageSearch.model_validate(fields)
+        query = ImageQuery(image)
+    elif kind == "similar":
+        options = SimilarSearch.model_validate(fields)
+        query = ItemQuery(options.id)
+    else:
+        options = VectorSearch.model_validate(fields)
+        query = VectorQuery(tuple(options.vector))
+    check_limits(options, limits)
+    return query, options
+
+
+def _timeline(request: Request) -> Timeline:
+    return Timeline(request.state.started_s)

@@ -1,0 +1,150 @@
+"""The bodies of the HTTP API. Requests are strict and closed: no coercion, no unknown field.
+
+Bounds that a setting moves (k, offset, ...) are checked by `check_limits`, so that the limits in
+force are those of this server; what later versions bring is in the model and answered
+`not_available`, never ignored.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue
+from pydantic_core import PydanticCustomError
+
+from hivlp.models.errors import InputError
+from hivlp.models.levels import Modality
+from hivlp.service.errors import not_available
+from hivlp.service.settings import Limits
+
+MAX_METADATA_NAMES = 64
+MAX_STAGES = 16
+MAX_ID_CHARS = 4_096
+
+
+def _no_nul(text: str) -> str:
+    if "\x00" in text:
+        raise PydanticCustomError("invalid_text", "must not hold a NUL character")
+    return text
+
+
+Text = Annotated[str, AfterValidator(_no_nul)]
+Name = Annotated[str, Field(min_length=1, max_length=256), AfterValidator(_no_nul)]
+ItemId = Annotated[str, Field(min_length=1, max_length=MAX_ID_CHARS), AfterValidator(_no_nul)]
+PlanChoice = Literal["auto", "cascade", "funnel", "exact"]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class Width(_Strict):
+    """How many candidates a level of the cascade keeps."""
+
+    level: int = Field(ge=1)
+    keep: int = Field(ge=1)
+
+
+class SearchOptions(_Strict):
+    """What every search takes."""
+
+    index: Name = Field(default="default", description="The index to search.")
+    snapshot: Name | None = Field(
+        default=None, description="The version to search; the active one unless given."
+    )
+    k: int = Field(default=10, ge=1, description="How many hits to return.")
+    offset: int = Field(default=0, ge=0, description="How many hits to skip.")
+    modality: Modality = Field(default="image", description="What is searched.")
+    filter: JsonValue = Field(default=None, description="Not available yet.")
+    with_metadata: bool | list[Name] = Field(
+        default=True, description="All metadata, none, or the named columns."
+    )
+    explain: bool = Field(default=False, description="Score and rank of each hit at every level.")
+    rerank: bool = Field(default=False, description="Not available yet.")
+    rerank_k: int | None = Field(default=None, ge=1, description="Not available yet.")
+    plan: PlanChoice = Field(
+        default="auto",
+        description="`cascade` searches each level as its output arrives, `funnel` encodes fully "
+        "first, `exact` scores every row at the finest level.",
+    )
+    cascade: list[Width] = Field(
+        default_factory=list, max_length=MAX_STAGES, description="Widths, coarse first."
+    )
+    max_level: int | None = Field(default=None, ge=1, description="Use no level beyond this one.")
+    early_exit: bool = Field(default=False, description="Not available yet.")
+    min_score: float | None = Field(default=None, description="Not available yet.")
+    deadline_ms: float | None = Field(default=None, gt=0, description="Not available yet.")
+
+
+class TextSearch(SearchOptions):
+    """Search by a sentence."""
+
+    query: Text = Field(description="The sentence.", examples=["red heart"])
+
+
+class ImageSearch(SearchOptions):
+    """Search by a picture, whose bytes travel beside these fields."""
+
+
+class SimilarSearch(SearchOptions):
+    """More like an item of the index; the item itself is left out."""
+
+    id: ItemId = Field(description="The item's id.")
+
+
+class VectorSearch(SearchOptions):
+    """Search by a vector of the finest level."""
+
+    vector: list[float] = Field(
+        min_length=1, max_length=65_536, description="All dimensions of the finest level."
+    )
+
+
+class BatchSearch(_Strict):
+    """Several searches, each with its own answer or error.
+
+    Each is the body of its own endpoint with `kind` beside: text, image, similar or vector.
+    """
+
+    searches: list[dict[str, Any]] = Field(min_length=1)
+
+
+class EmbedText(_Strict):
+    """Embed one text."""
+
+    index: Name = "default"
+    text: Text
+
+
+class EmbedImage(_Strict):
+    """Embed one picture, whose bytes travel beside these fields."""
+
+    index: Name = "default"
+
+
+def check_limits(options: SearchOptions, limits: Limits) -> None:
+    """Raise InputError for what is over this server's limits or not available yet."""
+    _check_available(options)
+    for param, value, limit in (
+        ("k", options.k, limits.max_k),
+        ("offset", options.offset, limits.max_offset),
+    ):
+        if value > limit:
+            raise _over(param, value, limit)
+    for place, width in enumerate(options.cascade):
+        if width.keep > limits.max_keep:
+            raise _over(f"cascade.{place}.keep", width.keep, limits.max_keep)
+    names = options.with_metadata
+    if isinstance(names, list) and len(names) > MAX_METADATA_NAMES:
+        raise _over("with_metadata", len(names), MAX_METADATA_NAMES)
+
+
+def _check_available(options: SearchOptions) -> None:
+    for param in ("filter", "rerank", "rerank_k", "early_exit", "min_score", "deadline_ms"):
+        if getattr(options, param) != SearchOptions.model_fields[param].default:
+            raise not_available(param, f"{param} is not available in this version")
+
+
+def _over(param: str, value: int, limit: int) -> InputError:
+    message = f"{param}: {value} is over the limit of {limit}"
+    return InputError("out_of_range", message, param=param, limit=limit)

@@ -1,0 +1,142 @@
+"""Settings of the service: environment `HIVLP_...` with `__` for nesting, or a TOML file.
+
+Built once, by the command line or a test, and passed by value. Unknown keys are errors in both
+places: a misspelt limit must not pass for a default.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_settings import (
+    BaseSettings,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
+)
+
+from hivlp.models.errors import HivlpError
+from hivlp.models.runtime.threads import available_threads
+
+PREFIX = "HIVLP_"
+FILE_VARIABLE = "HIVLP_SETTINGS_FILE"
+# Read elsewhere, by this package's tests and by nothing that serves.
+FOREIGN_VARIABLES = frozenset({"HIVLP_REQUIRE", FILE_VARIABLE})
+MIB = 1 << 20
+
+
+class SettingsError(HivlpError):
+    """A setting is unknown, of the wrong type or out of range."""
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Limits(_Part):
+    """The most that one request may ask or send, and how many may be in flight."""
+
+    max_body_bytes: int = Field(default=16 * MIB, ge=1024)
+    max_image_bytes: int = Field(default=10 * MIB, ge=1024)
+    max_pixels: int = Field(default=40_000_000, ge=1)
+    max_text_chars: int = Field(default=2_000, ge=1)
+    max_k: int = Field(default=1_000, ge=1)
+    max_offset: int = Field(default=10_000, ge=0)
+    max_keep: int = Field(default=100_000, ge=1)
+    max_batch: int = Field(default=32, ge=1)
+    # Accepted and waiting for a worker; beyond workers + max_queue the answer is 429.
+    max_queue: int = Field(default=64, ge=0)
+    max_thumbnail_px: int = Field(default=1_024, ge=16)
+
+    @model_validator(mode="after")
+    def _a_full_batch_must_fit(self) -> Self:
+        if self.max_batch > self.max_queue + 1:
+            raise ValueError("max_batch may be at most max_queue + 1, or a full batch never fits")
+        return self
+
+
+class CacheSettings(_Part):
+    """The in-process answer cache; `max_bytes` 0 turns it off."""
+
+    max_bytes: int = Field(default=64 * MIB, ge=0)
+    ttl_s: float = Field(default=600.0, gt=0)
+
+
+class Threads(_Part):
+    """`workers` run searches (None: the cores this process may use); `encoder` is per stage."""
+
+    workers: int | None = Field(default=None, ge=1)
+    encoder: int = Field(default=1, ge=1)
+
+
+class Settings(BaseSettings):
+    """All settings of `hivlp serve`. `indexes` empty means every index found under `home`."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX, env_nested_delimiter="__", extra="forbid", frozen=True
+    )
+
+    home: Path = Path(".hivlp")
+    host: str = "127.0.0.1"
+    port: int = Field(default=8080, ge=0, le=65535)
+    indexes: tuple[str, ...] = ()
+    artifact: Path | None = None
+    warm: bool = True
+    limits: Limits = Limits()
+    cache: CacheSettings = CacheSettings()
+    threads: Threads = Threads()
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """What is given in code, then the environment, then the file."""
+        file = os.environ.get(FILE_VARIABLE)
+        sources = (init_settings, env_settings)
+        return (*sources, TomlConfigSettingsSource(settings_cls, Path(file))) if file else sources
+
+    @property
+    def workers(self) -> int:
+        """How many searches run at once."""
+        return self.threads.workers or available_threads()
+
+
+def load_settings(**given: Any) -> Settings:
+    """Settings from `given`, the environment and the file. Raises SettingsError in one line."""
+    check_environment(os.environ)
+    file = os.environ.get(FILE_VARIABLE)
+    if file and not Path(file).is_file():
+        raise SettingsError(f"{FILE_VARIABLE}: no file at {file}")
+    try:
+        return Settings(**given)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise SettingsError(f"setting {where}: {first['msg']}") from error
+
+
+def check_environment(environ: Mapping[str, str]) -> None:
+    """Raise SettingsError for a `HIVLP_` variable that is no setting, naming the nearest one."""
+    known = {name.upper() for name in _variables(Settings, PREFIX)} | FOREIGN_VARIABLES
+    for name in sorted(environ):
+        if name.upper().startswith(PREFIX) and name.upper() not in known:
+            near = difflib.get_close_matches(name.upper(), known, n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise SettingsError(f"{name}: no such setting{hint}")
+
+
+def _variables(model: type[BaseModel], prefix: str) -> Iterator[str]:
+    for name, field in model.model_fields.items():
+        yield prefix + name
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            yield from _variables(field.annotation, f"{prefix}{name}__")

@@ -1,0 +1,138 @@
+"""What a worker thread does for one search: open, plan, run the levels, and name what was found."""
+
+from __future__ import annotations
+
+import math
+from concurrent.futures import Executor
+from typing import Any
+
+import numpy as np
+
+from hivlp.index.cascade import Plan, PlanRequest
+from hivlp.index.errors import PlanError
+from hivlp.index.searcher import FoundItem, Searcher
+from hivlp.models.levels import Modality
+from hivlp.service.overlap import Found, early_outputs, levels_wanted, run_plan
+from hivlp.service.queries import Opened, Query, Setting
+from hivlp.service.schemas import SearchOptions
+
+
+def find(
+    query: Query, options: SearchOptions, setting: Setting, ahead: Executor | None
+) -> dict[str, Any]:
+    """Everything of an answer that depends on the query and not on the request."""
+    _check_side(setting.searcher, options.modality)
+    opened = query.open(setting)
+    plan = _plan(query, options, setting, opened)
+    outputs = opened.outputs
+    if query.encodes:
+        outputs = early_outputs(outputs, levels_wanted(plan), ahead, setting.timeline)
+    found = run_plan(setting.searcher, plan, options.modality, outputs, setting.timeline)
+    with setting.timeline.measure("metadata"):
+        items = _items(options, setting.searcher, found, opened.exclude)
+        hits = _hits(options, setting.searcher, found, items)
+    return {
+        "hits": hits,
+        "returned": len(hits),
+        "index": setting.searcher.info.index,
+        "snapshot": setting.searcher.info.version,
+        "model": setting.model.manifest.name,
+        "plan": plan.name,
+        "exit_level": found.level,
+        "degraded": False,
+        "partial": False,
+        "truncated": opened.truncated,
+    }
+
+
+def _check_side(searcher: Searcher, searched: Modality) -> None:
+    if not searcher.info.rows.get(searched, 0):
+        message = f"index {searcher.info.index!r} holds no {searched}s to search"
+        raise PlanError(message, param="modality")
+
+
+def _plan(query: Query, options: SearchOptions, setting: Setting, opened: Opened) -> Plan:
+    # Without an encoder there is nothing to hide a cascade behind.
+    idle = options.plan == "auto" and not query.encodes and not options.cascade
+    request = PlanRequest(
+        searched=options.modality,
+        query=opened.modality,
+        need=options.k + options.offset + (opened.exclude is not None),
+        name="funnel" if idle else options.plan,
+        keeps=tuple((width.level, width.keep) for width in options.cascade),
+        max_level=options.max_level,
+    )
+    plan = setting.searcher.plan(request)
+    if query.kind == "vector" and setting.searcher.info.gallery == "per_exit":
+        _check_vector_plan(plan, setting.searcher)
+    return plan
+
+
+def _check_vector_plan(plan: Plan, searcher: Searcher) -> None:
+    """A finest vector of a per_exit gallery says nothing about the levels before."""
+    finest = searcher.info.levels[-1].level
+    if any(stage.level != finest for stage in plan.stages):
+        message = "a vector searches the finest level of this index only: plan must be exact"
+        raise PlanError(message, param="plan")
+
+
+def _items(
+    options: SearchOptions, searcher: Searcher, found: Found, exclude: str | None
+) -> list[FoundItem]:
+    searched, candidates = options.modality, found.candidates
+    if exclude is None:
+        return searcher.items(searched, candidates, options.k, options.offset)
+    end = options.offset + options.k
+    items = searcher.items(searched, candidates, end + 1, 0)
+    return [item for item in items if item.id != exclude][options.offset : end]
+
+
+def _hits(
+    options: SearchOptions, searcher: Searcher, found: Found, items: list[FoundItem]
+) -> list[dict[str, Any]]:
+    hits = []
+    for place, item in enumerate(items):
+        assert math.isfinite(item.score), (item.id, item.score)
+        hit: dict[str, Any] = {
+            "id": item.id,
+            "rank": options.offset + place + 1,
+            "score": item.score,
+            "level": found.level,
+        }
+        if item.text is not None:
+            hit["text"] = item.text
+        hits.append(hit)
+    _add_metadata(options, searcher, hits)
+    if options.explain:
+        _add_explanations(options, searcher, found, items, hits)
+    return hits
+
+
+def _add_metadata(options: SearchOptions, searcher: Searcher, hits: list[dict[str, Any]]) -> None:
+    if options.with_metadata is False:
+        return
+    names = None if options.with_metadata is True else options.with_metadata
+    rows = searcher.metadata([hit["id"] for hit in hits], names)
+    for hit, metadata in zip(hits, rows, strict=True):
+        hit["metadata"] = metadata
+
+
+def _add_explanations(
+    options: SearchOptions,
+    searcher: Searcher,
+    found: Found,
+    items: list[FoundItem],
+    hits: list[dict[str, Any]],
+) -> None:
+    """Per level: the exact score of the hit, and its place among what that level kept."""
+    rows = np.array([item.row for item in items], dtype=np.int64)
+    scores = searcher.explain(options.modality, found.queries, rows)
+    places = {
+        level: {int(row): place + 1 for place, row in enumerate(kept.rows)}
+        for level, kept in found.kept.items()
+    }
+    for i, (hit, item) in enumerate(zip(hits, items, strict=True)):
+        hit["explain"] = [
+            {"level": level, "score": float(values[i]), "rank": places[level].get(item.row)}
+            for level, values in sorted(scores.items())
+        ]

@@ -1,0 +1,198 @@
+"""The commands as a user types them: what is printed, what is written, which exit code."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import faiss
+import pytest
+
+from hivlp.service.main import main
+from tests.tiny_artifact import COLOURS, make_tiny_artifact, png, solid
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A home with a model, a corpus, and one built version."""
+    root = tmp_path_factory.mktemp("cli")
+    make_tiny_artifact(root / "home" / "artifacts" / "tiny")
+    pictures = root / "pictures"
+    pictures.mkdir()
+    lines = []
+    for name in COLOURS:
+        for shade in range(2):
+            file = f"{name}{shade}.png"
+            pixels = tuple(max(0, part - 9 * shade) for part in COLOURS[name])
+            (pictures / file).write_bytes(png(solid(pixels)))
+            row = {"file_name": file, "id": f"{name}-{shade}", "text": f"a {name}", "hue": name}
+            lines.append(json.dumps(row) + "\n")
+    (pictures / "metadata.jsonl").write_text("".join(lines))
+    arguments = ["build", str(pictures), "--home", str(root / "home"), "--metadata-group", "hue"]
+    assert main([*arguments, "--artifact", str(root / "home" / "artifacts" / "tiny")]) == 0
+    return root
+
+
+@pytest.fixture
+def home(made: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HIVLP_HOME", str(made / "home"))
+    return made / "home"
+
+
+def test_search_prints_a_table_with_times(home: Path, capsys: Capture) -> None:
+    assert main(["search", "red", "--k", "3"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["rank", "score", "id", "name"]
+    assert {lines[1].split()[2], lines[2].split()[2]} == {"red-0", "red-1"}
+    assert "3 of 20 items" in lines[-1]
+    assert "ms" in lines[-1]
+    assert "cascade: scan level 1" in lines[-1]
+
+
+def test_search_by_picture_and_over_captions(home: Path, made: Path, capsys: Capture) -> None:
+    picture = str(made / "pictures" / "blue0.png")
+    assert main(["search", "--image", picture, "--k", "2", "--plan", "exact"]) == 0
+    out = capsys.readouterr().out
+    assert out.splitlines()[1].split()[2] == "blue-0"
+    assert "exact: scan level 3" in out
+    assert main(["search", "--image", picture, "--modality", "text", "--k", "1"]) == 0
+    assert "a blue" in capsys.readouterr().out
+
+
+def test_more_results_than_items_prints_all_items(home: Path, capsys: Capture) -> None:
+    assert main(["search", "red", "--k", "1000", "--plan", "funnel"]) == 0
+    assert "20 of 20 items" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["search"],
+        ["search", "red", "--image", "x.png"],
+        ["search", "red", "--k", "0"],
+        ["search", "red", "--k", "many"],
+        ["search", "red", "--plan", "best"],
+        ["search", "red", "--modality", "sound"],
+        ["snapshots"],
+        ["snapshots", "remove"],
+        ["snapshots", "activate"],
+        ["snapshots", "export"],
+        ["build"],
+        ["build", "x", "--max-failures", "2"],
+        ["evaluate", "--sample", "0"],
+    ],
+)
+def test_wrong_usage_exits_with_2_and_says_why(
+    home: Path, capsys: Capture, arguments: list[str]
+) -> None:
+    assert main(arguments) == 2
+    assert "hivlp" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["search", " "], "nothing to search for"),
+        (["search", "red", "--index", "nothing"], "no active version"),
+        (["search", "red", "--index", "Bad Name"], "no index name"),
+        (["search", "--image", "nowhere.png"], "nowhere.png"),
+        (["search", "red", "--artifact", "nowhere"], "nowhere"),
+        (["snapshots", "verify", "--index", "nothing"], "no active version"),
+        (["snapshots", "rollback"], "no earlier version"),
+        (["snapshots", "activate", "20200101T000000-000000"], "no such version"),
+        (["snapshots", "list", "--index", "nothing"], "no such index"),
+        (["build", "nowhere"], "nowhere"),
+        (["evaluate", "--index", "nothing"], "no active version"),
+        (["evaluate", "--group", "nothing"], "nothing"),
+    ],
+)
+def test_a_failure_exits_with_1_and_one_line(
+    home: Path, capsys: Capture, arguments: list[str], words: str
+) -> None:
+    assert main(arguments) == 1
+    err = capsys.readouterr().err
+    assert words in err
+    assert len(err.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("command", ["build", "evaluate", "search", "snapshots"])
+def test_help_has_an_example(command: str, capsys: Capture) -> None:
+    assert main([command, "--help"]) == 0
+    out = capsys.readouterr().out
+    assert f"example: hivlp {command}" in out
+
+
+def test_a_build_needs_a_model_only_the_first_time(
+    home: Path, made: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    pictures = str(made / "pictures")
+    assert main(["build", pictures, "--home", str(tmp_path)]) == 1
+    assert "name the model with --artifact" in capsys.readouterr().err
+    assert main(["build", pictures, "--no-activate"]) == 0
+    out = capsys.readouterr().out
+    assert "20 items, 20 image rows, 20 text rows" in out
+    assert "encoded 0 pictures" in out
+
+
+def test_snapshots_are_listed_verified_activated_and_rolled_back(
+    made: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    home = ["--home", str(tmp_path)]
+    artifact = str(made / "home" / "artifacts" / "tiny")
+    assert main(["snapshots", "list", *home]) == 0
+    assert "no indexes" in capsys.readouterr().out
+    for _ in range(2):
+        assert main(["build", str(made / "pictures"), "--artifact", artifact, *home]) == 0
+    capsys.readouterr()
+    assert main(["snapshots", "list", *home]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    first, second = (line.replace("*", " ").split()[1] for line in lines)
+    assert [line[0] for line in lines] == [" ", "*"]
+    assert main(["snapshots", "rollback", *home]) == 0
+    assert first in capsys.readouterr().out
+    assert main(["snapshots", "activate", second, *home]) == 0
+    assert main(["snapshots", "verify", *home]) == 0
+    assert "files are as published" in capsys.readouterr().out
+    rows = tmp_path / "indexes" / "default" / second / "text" / "rows.npy"
+    rows.write_bytes(rows.read_bytes()[:-1] + b"\x01")
+    assert main(["snapshots", "verify", *home]) == 1
+    assert "text/rows.npy" in capsys.readouterr().err
+    assert main(["search", "red", *home]) == 1
+    assert "text/rows.npy" in capsys.readouterr().err
+    assert main(["snapshots", "verify", "--version", first, *home]) == 0
+
+
+def test_export_writes_plain_faiss_files(home: Path, tmp_path: Path, capsys: Capture) -> None:
+    target = tmp_path / "out"
+    assert main(["snapshots", "export", "--to", str(target)]) == 0
+    assert str(target / "image-level1.faiss") in capsys.readouterr().out
+    assert faiss.read_index(str(target / "text-level3.faiss")).ntotal == 20
+    assert len(json.loads((target / "image-ids.json").read_text())) == 20
+
+
+def test_evaluate_prints_tables_and_writes_json(
+    home: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    file = tmp_path / "report.json"
+    assert main(["evaluate", "--json", str(file)]) == 0
+    out = capsys.readouterr().out
+    assert "any item of the same 'hue' is right" in out
+    for words in ("text to image", "image to text", "image to image", "text to text"):
+        assert words in out
+    report = json.loads(file.read_text())
+    found = {(d["query"], d["searched"]): d for d in report["directions"]}
+    assert found["text", "image"]["levels"]["3"]["r5"] == 1.0
+    assert found["text", "image"]["plans"]["cascade"]["ann10"] >= 0.95
+
+
+def test_searching_imports_no_torch(home: Path) -> None:
+    program = (
+        "import sys; from hivlp.service.main import main; code = main(['search', 'red']);"
+        "bad = {'torch', 'transformers', 'fastapi'} & set(sys.modules); sys.exit(code or len(bad))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr.decode()

@@ -1,0 +1,131 @@
+"""`hivlp serve` as a process: its messages, its exit codes, a clean stop."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.integration.served_home import make_corpus, make_home
+
+READY = re.compile(r"hivlp is ready: (http://\S+)")
+STOP_S = 30
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    corpus = make_corpus(tmp_path_factory.mktemp("corpus"))
+    return make_home(tmp_path_factory.mktemp("home"), corpus)
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "hivlp.service.main", "serve", *arguments]
+
+
+def environment(**more: str) -> dict[str, str]:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("HIVLP_")}
+    return {**clean, **more}
+
+
+def run(*arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command(*arguments),
+        capture_output=True,
+        text=True,
+        env=environment(**more),
+        timeout=60,
+        check=False,
+    )
+
+
+@contextmanager
+def served(home: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    arguments = command("--home", str(home), "--port", "0")
+    with subprocess.Popen(
+        arguments, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment()
+    ) as process:
+        try:
+            assert process.stdout is not None
+            found = READY.search(process.stdout.readline())
+            assert found is not None
+            yield process, found.group(1)
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGINT])
+def test_it_serves_until_told_to_stop_and_ends_with_0(home: Path, stop: signal.Signals) -> None:
+    with served(home) as (process, url):
+        assert url.startswith("http://127.0.0.1:")
+        answer = httpx.post(f"{url}/search/text", json={"query": "red", "k": 1}).json()
+        assert answer["hits"][0]["id"].startswith("red/")
+        process.send_signal(stop)
+        assert process.wait(STOP_S) == 0
+
+
+def test_a_served_process_has_one_thread_per_openmp_pool_and_no_torch(home: Path) -> None:
+    code = (
+        "import os, sys, threading\n"
+        "from hivlp.service import cli\n"
+        "cli._run = lambda settings, bound: sorted(m for m in sys.modules if m == 'torch') and 1\n"
+        f"cli.serve(['--home', {str(home)!r}, '--port', '0'])\n"
+        "print(os.environ['OMP_NUM_THREADS'], os.environ['OMP_WAIT_POLICY'])\n"
+        "assert 'faiss' not in sys.modules and 'torch' not in sys.modules\n"
+    )
+    clean = {k: v for k, v in environment().items() if not k.startswith("OMP_")}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=clean, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["1", "PASSIVE"]
+
+
+def test_a_taken_port_is_said_plainly(home: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        done = run("--home", str(home), "--port", str(port))
+    assert done.returncode == 1
+    assert f"can't listen on 127.0.0.1:{port}: Address already in use" in done.stderr
+    assert "--port" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_an_empty_home_is_said_plainly(tmp_path: Path) -> None:
+    done = run("--home", str(tmp_path))
+    assert done.returncode == 1
+    assert "hivlp demo" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_home_that_can_not_be_loaded_ends_with_1(tmp_path: Path, home: Path) -> None:
+    (tmp_path / "indexes").symlink_to(home / "indexes")
+    done = run("--home", str(tmp_path), "--port", "0", "--artifact", str(tmp_path))
+    assert done.returncode == 1
+    assert "manifest.json" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_misspelt_setting_is_said_plainly(home: Path) -> None:
+    done = run("--home", str(home), HIVLP_LIMITS__MAX_KK="3")
+    assert done.returncode == 1
+    assert "did you mean HIVLP_LIMITS__MAX_K" in done.stderr
+
+
+def test_help_has_an_example_and_wrong_usage_ends_with_2() -> None:
+    helped = run("--help")
+    assert helped.returncode == 0
+    assert "curl" in helped.stdout
+    assert run("--prot", "1").returncode == 2
+    assert json.dumps({"query": "red heart", "k": 3}) in helped.stdout

@@ -1,0 +1,194 @@
+"""The service over a real model, a real index and real HTTP."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from hivlp.index.errors import SnapshotCorrupt
+from hivlp.index.snapshot.store import SnapshotStore
+from hivlp.models.errors import ArtifactError, SpaceMismatch
+from hivlp.service.answers import InfoAnswer, SearchAnswer
+from hivlp.service.app import create_app
+from hivlp.service.loading import NothingToServe, find_artifact, load_catalogue, names_to_serve
+from hivlp.service.settings import CacheSettings, Settings
+from tests.integration.served_home import colour_png, make_corpus, make_home
+from tests.tiny_artifact import COLOURS, make_tiny_artifact
+from tests.unit.service.serving_app import serving
+
+PLANS = ("auto", "cascade", "funnel", "exact")
+BRIGHT = ("red", "green", "blue", "yellow")
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_corpus(tmp_path_factory.mktemp("corpus"))
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> Path:
+    return make_home(tmp_path_factory.mktemp("home"), corpus)
+
+
+@pytest.fixture(scope="module")
+def client(home: Path) -> Iterator[httpx.Client]:
+    with serving(create_app(Settings(home=home))) as client:
+        yield client
+
+
+@pytest.fixture(scope="module", params=["nested", "per_exit"])
+def either(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, corpus: Path
+) -> Iterator[httpx.Client]:
+    """Both kinds of gallery, without a cache."""
+    home = make_home(tmp_path_factory.mktemp(request.param), corpus, request.param)
+    settings = Settings(home=home, cache=CacheSettings(max_bytes=0))
+    with serving(create_app(settings)) as client:
+        yield client
+
+
+def search(client: httpx.Client, kind: str, **fields: Any) -> dict[str, Any]:
+    response = client.post(f"/search/{kind}", json=fields)
+    assert response.status_code == 200, response.text
+    SearchAnswer.model_validate_json(response.content)
+    body: dict[str, Any] = response.json()
+    return body
+
+
+def colours(body: dict[str, Any]) -> list[str]:
+    return [hit["id"].partition("/")[0] for hit in body["hits"]]
+
+
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("colour", BRIGHT)
+def test_a_word_finds_its_colour(either: httpx.Client, plan: str, colour: str) -> None:
+    assert colours(search(either, "text", query=f"a {colour} square", k=2, plan=plan))[0] == colour
+
+
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("modality", ["image", "text"])
+def test_a_picture_finds_its_colour_and_its_captions(
+    either: httpx.Client, plan: str, modality: str
+) -> None:
+    image = base64.b64encode(colour_png("blue")).decode()
+    body = search(either, "image", image=image, k=2, plan=plan, modality=modality)
+    assert colours(body) == ["blue", "blue"]
+    assert all(("text" in hit) == (modality == "text") for hit in body["hits"])
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_similar_finds_the_twin(either: httpx.Client, plan: str) -> None:
+    body = search(either, "similar", id="red/24", k=1, plan=plan)
+    assert body["hits"][0]["id"] == "red/300"
+
+
+def test_all_plans_agree_when_they_keep_everything(either: httpx.Client) -> None:
+    everything = len(COLOURS) * 2
+    by_plan = [search(either, "text", query="red", k=everything, plan=plan) for plan in PLANS]
+    orders = [[hit["id"] for hit in body["hits"]] for body in by_plan]
+    assert all(order == orders[-1] for order in orders)
+    assert len(set(orders[0])) == everything
+
+
+def test_overlap_and_company_change_no_answer(either: httpx.Client) -> None:
+    queries = [f"the {colour} picture" for colour in COLOURS]
+    alone = {q: search(either, "text", query=q, explain=True)["hits"] for q in queries}
+    with ThreadPoolExecutor(8) as pool:
+        crowd = pool.map(
+            lambda q: (q, search(either, "text", query=q, explain=True)["hits"]), queries * 5
+        )
+        for query, hits in crowd:
+            assert [h["id"] for h in hits] == [h["id"] for h in alone[query]]
+            for one, other in zip(hits, alone[query], strict=True):
+                assert one["score"] == pytest.approx(other["score"], abs=1e-5)
+
+
+def test_explain_agrees_with_the_score(either: httpx.Client) -> None:
+    for hit in search(either, "text", query="red", explain=True)["hits"]:
+        assert hit["explain"][-1]["score"] == pytest.approx(hit["score"], abs=1e-5)
+
+
+def test_a_vector_from_embed_searches_like_its_text(either: httpx.Client) -> None:
+    levels = either.post("/embed/text", json={"text": "green"}).json()["levels"]
+    vector = levels[-1]["vector"]
+    by_vector = search(either, "vector", vector=vector, plan="exact", k=5)
+    by_text = search(either, "text", query="green", plan="exact", k=5)
+    assert [h["id"] for h in by_vector["hits"]] == [h["id"] for h in by_text["hits"]]
+
+
+def test_a_long_text_is_cut_and_says_so(client: httpx.Client) -> None:
+    assert search(client, "text", query="red " * 100)["truncated"]
+    assert not search(client, "text", query="red")["truncated"]
+
+
+def test_many_items_of_captions_are_each_found_once(client: httpx.Client) -> None:
+    body = search(client, "text", query="red", modality="text", k=20)
+    ids = [hit["id"] for hit in body["hits"]]
+    assert len(ids) == len(set(ids)) == 20
+
+
+def test_pictures_and_items_are_served_from_the_corpus(client: httpx.Client, corpus: Path) -> None:
+    item = client.get("/items/red/300").json()
+    assert item["metadata"]["name"] == "red square"
+    picture = client.get(item["image"])
+    assert picture.content == (corpus / "squares" / "red-300.png").read_bytes()
+    small = client.get(item["image"], params={"size": 64})
+    assert small.headers["content-type"] == "image/webp"
+    assert len(small.content) < 2_000
+
+
+def test_info_names_model_index_and_sources(client: httpx.Client, home: Path) -> None:
+    response = client.get("/info")
+    InfoAnswer.model_validate_json(response.content)
+    info = response.json()
+    store = SnapshotStore(home)
+    assert info["indexes"][0]["snapshot"] == store.current("default")
+    assert info["indexes"][0]["gallery_space"] == info["models"][0]["gallery_space"]
+    assert info["indexes"][0]["items"] == len(COLOURS) * 2
+    versions = client.get("/indexes/default/snapshots").json()
+    assert versions["snapshots"] == store.versions("default")
+    exposed = client.get("/metrics").text
+    assert f'version="{store.current("default")}"' in exposed
+
+
+def test_a_broken_file_keeps_the_service_from_being_ready(tmp_path: Path, corpus: Path) -> None:
+    home = make_home(tmp_path, corpus)
+    store = SnapshotStore(home)
+    target = store.path("default", store.current("default")) / "items.arrow"
+    data = bytearray(target.read_bytes())
+    data[len(data) // 2] ^= 1
+    target.write_bytes(data)
+    with pytest.raises(SnapshotCorrupt, match=r"items\.arrow"):
+        load_catalogue(Settings(home=home))
+
+
+def test_an_index_of_another_model_is_refused(home: Path, tmp_path: Path) -> None:
+    other = make_tiny_artifact(tmp_path / "other", seed=7)
+    with pytest.raises(SpaceMismatch):
+        load_catalogue(Settings(home=home, artifact=other))
+
+
+def test_the_newest_fitting_artifact_is_taken_whatever_its_name(home: Path, tmp_path: Path) -> None:
+    manifest = SnapshotStore(home).manifest("default")
+    make_tiny_artifact(tmp_path / "artifacts" / "stranger", seed=7)
+    moved = manifest.model_copy(update={"artifact": "/moved/away"})
+    settings = Settings(home=tmp_path)
+    with pytest.raises(SpaceMismatch):
+        find_artifact(settings, moved)
+    fitting = make_tiny_artifact(tmp_path / "artifacts" / "renamed")
+    assert find_artifact(settings, moved) == fitting
+    with pytest.raises(ArtifactError):
+        find_artifact(Settings(home=tmp_path / "empty"), moved)
+
+
+def test_an_empty_home_says_how_to_fill_it(tmp_path: Path, home: Path) -> None:
+    with pytest.raises(NothingToServe, match=r"hivlp demo.*hivlp build"):
+        names_to_serve(Settings(home=tmp_path))
+    with pytest.raises(NothingToServe, match="'shoes'"):
+        names_to_serve(Settings(home=home, indexes=("shoes",)))

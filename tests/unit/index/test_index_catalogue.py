@@ -1,0 +1,101 @@
+"""Ids, metadata types, and looking things up by id."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from hivlp.index.build.columns import metadata_columns, typed_column
+from hivlp.index.errors import NoSuchItem, PlanError
+from hivlp.index.snapshot import catalogue as catalogue_module
+from hivlp.index.snapshot.catalogue import Catalogue, id_index, open_table, write_table
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([1, None, -3], pa.int64()),
+        (["1", "2", None], pa.int64()),
+        (["1", "2.5"], pa.float64()),
+        ([1, 2.5], pa.float64()),
+        (["007", "1"], pa.string()),
+        (["1e5", "2"], pa.string()),
+        (["true", "false"], pa.bool_()),
+        ([True, None], pa.bool_()),
+        ([True, 1], pa.string()),
+        (["x", 1], pa.string()),
+        ([["a"], ["b", "c"]], pa.list_(pa.string())),
+        ([{"a": 1}], pa.string()),
+        ([2**70], pa.string()),
+        (["9" * 25], pa.string()),
+        ([None, None], pa.string()),
+        (["2024-01-01"], pa.string()),
+    ],
+)
+def test_columns_get_the_narrowest_type_that_loses_nothing(
+    values: list[Any], expected: Any
+) -> None:
+    assert typed_column(values).type == expected
+    assert len(typed_column(values)) == len(values)
+
+
+def test_half_a_character_in_metadata_becomes_printable() -> None:
+    assert typed_column(["ok", "\ud83d"]).to_pylist() == ["ok", "?"]
+
+
+def test_metadata_cannot_hide_the_catalogue_s_own_columns() -> None:
+    assert sorted(metadata_columns([{"image": "x", "_image": "y", "b": 1}])) == [
+        "__image",
+        "_image",
+        "b",
+    ]
+
+
+def make(ids: list[str], **columns: list[Any]) -> Catalogue:
+    table = pa.table({"id": ids, "image": [None] * len(ids), **columns})
+    return Catalogue(table, *id_index(ids))
+
+
+def test_any_id_comes_back_as_it_went_in() -> None:
+    ids = ["a", "A", "10", "9007199254740993", "日本", "a/b c.png", "f47ac10b-58cc", "é"]
+    found = make(ids)
+    assert [found.ordinal(item_id) for item_id in ids] == list(range(len(ids)))
+    assert found.ids(np.arange(len(ids))) == ids
+
+
+def test_an_unknown_id_is_named() -> None:
+    for ids in ([], ["a", "b"]):
+        with pytest.raises(NoSuchItem, match="'c'"):
+            make(ids).ordinal("c")
+
+
+def test_ids_of_one_hash_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catalogue_module, "id_hash", lambda item_id: 7)
+    found = make(["a", "b", "c"])
+    assert [found.ordinal(item_id) for item_id in "abc"] == [0, 1, 2]
+    with pytest.raises(NoSuchItem):
+        found.ordinal("d")
+
+
+def test_metadata_by_id_all_or_by_name() -> None:
+    found = make(["a", "b"], name=["x", None], price=[1, 2])
+    assert found.metadata(["b", "a"], None) == [{"price": 2}, {"name": "x", "price": 1}]
+    assert found.metadata(["a"], ["price"]) == [{"price": 1}]
+    assert found.metadata(["a"], []) == [{}]
+    with pytest.raises(PlanError, match="'colour'") as caught:
+        found.metadata(["a"], ["colour"])
+    assert caught.value.param == "with_metadata"
+    with pytest.raises(NoSuchItem):
+        found.metadata(["z"], None)
+
+
+def test_tables_are_memory_mapped(tmp_path: Path) -> None:
+    write_table(tmp_path / "t.arrow", pa.table({"id": [str(i) for i in range(1000)]}))
+    before = pa.total_allocated_bytes()
+    table = open_table(tmp_path / "t.arrow")
+    assert table.num_rows == 1000
+    assert pa.total_allocated_bytes() == before

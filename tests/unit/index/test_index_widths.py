@@ -1,0 +1,116 @@
+"""Measured widths hold what they promise, and no smaller ones would."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from hivlp.index.backends.exact import ExactLevel
+from hivlp.index.backends.rows import LevelRows, inverse_norms
+from hivlp.index.build.queries import QuerySet
+from hivlp.index.build.widths import Direction, exact_rows, sweep
+from hivlp.index.cascade import Plan, PlanRequest, run_stage
+from hivlp.index.plans import make_plan, stage_query
+from hivlp.models.levels import FloatArray, nested_prefix, normalise
+from tests.fakes import DIMS, specs, unit_vectors
+
+
+def direction(noise: float, queries: int = 60, rows: int = 400, seed: int = 0) -> Direction:
+    gallery = unit_vectors(rows, DIMS[-1], seed)
+    finest = unit_vectors(queries, DIMS[-1], seed + 1)
+    outputs = {len(DIMS): finest}
+    for level, dim in enumerate(DIMS[:-1], start=1):
+        wobble = noise * unit_vectors(queries, dim, seed + 1 + level)
+        outputs[level] = normalise(nested_prefix(finest, dim) + wobble)
+    levels = {
+        spec.level: LevelRows(
+            gallery, spec.dim, inverse_norms(gallery, spec.dim) if spec.dim < DIMS[-1] else None
+        )
+        for spec in specs()
+    }
+    return Direction("image", "text", outputs, levels, np.arange(queries) % 3 == 0)
+
+
+def recalls(given: Direction, plan: Plan, k: int) -> FloatArray:
+    """ANN recall of each query, by running the plan stage by stage."""
+    levels = {level: ExactLevel(level, rows) for level, rows in given.rows.items()}
+    found = None
+    for stage in plan.stages:
+        query = stage_query(stage, given.queries, levels[stage.level].dim)
+        found = run_stage(levels, stage, query, found)
+    assert found is not None
+    truth = exact_rows(given, len(DIMS), k)
+    shares = [len(set(a.rows) & set(b)) / len(b) for a, b in zip(found, truth, strict=True)]
+    return np.array(shares, dtype=np.float32)
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.2, 1.0])
+def test_the_swept_widths_reach_the_target_and_the_recall_written_down(noise: float) -> None:
+    given = direction(noise)
+    records = sweep(given, specs(), "nested", 0.99)
+    assert {(r.plan, r.k) for r in records} == {
+        (plan, k) for plan in ("cascade", "funnel") for k in (1, 10, 100)
+    }
+    for record in records:
+        request = PlanRequest(
+            "image",
+            "text",
+            record.k,
+            record.plan,
+            tuple(zip((1, 2) if record.plan == "cascade" else (1,), record.keeps, strict=True)),
+        )
+        shares = recalls(given, make_plan(request, specs(), {}, 400), record.k)
+        assert shares[~given.held_out].mean() == pytest.approx(record.recall_chosen_on, abs=1e-4)
+        assert shares[given.held_out].mean() == pytest.approx(record.recall_held_out, abs=1e-4)
+        assert min(record.recall_chosen_on, record.recall_held_out) >= 0.99 - 1e-4
+
+
+def test_more_noise_needs_wider_stages() -> None:
+    def first(noise: float) -> int:
+        records = sweep(direction(noise), specs(), "nested", 0.99)
+        return next(r.keeps[0] for r in records if r.plan == "cascade" and r.k == 10)
+
+    assert first(0.05) < first(0.5) <= first(5.0) <= 400
+
+
+def test_a_target_of_one_is_reached_whatever_the_noise() -> None:
+    for record in sweep(direction(3.0), specs(), "nested", 1.0):
+        assert record.recall_chosen_on == record.recall_held_out == 1.0
+
+
+def test_duplicates_count_against_the_width() -> None:
+    gallery = np.repeat(unit_vectors(8, DIMS[-1]), 50, axis=0)
+    base = direction(0.0, queries=10)
+    levels = {
+        spec.level: LevelRows(
+            gallery, spec.dim, inverse_norms(gallery, spec.dim) if spec.dim < DIMS[-1] else None
+        )
+        for spec in specs()
+    }
+    records = sweep(replace(base, rows=levels), specs(), "nested", 0.99)
+    assert all(keep >= 50 for record in records for keep in record.keeps)
+
+
+def test_a_gallery_smaller_than_k_keeps_everything() -> None:
+    for record in sweep(direction(0.5, rows=7), specs(), "nested", 0.99):
+        assert all(1 <= keep <= 7 for keep in record.keeps)
+
+
+@pytest.mark.parametrize("queries", [0, 1])
+def test_too_few_queries_measure_nothing(queries: int) -> None:
+    assert sweep(direction(0.1, queries=queries), specs(), "nested", 0.99) == []
+
+
+def test_queries_of_one_item_are_never_in_both_halves() -> None:
+    ordinals = np.array([3, 3, 3, 7, 9, 9, 12])
+    queries = QuerySet({1: unit_vectors(7, 4)}, ordinals)
+    assert queries.held_out.tolist() == [False, False, False, True, False, False, True]
+    alone = QuerySet({1: unit_vectors(3, 4)}, np.array([5, 5, 5]))
+    given = replace(direction(0.1, queries=3), held_out=alone.held_out)
+    assert sweep(given, specs(), "nested", 0.99) == []
+
+
+def test_one_level_has_no_widths() -> None:
+    assert sweep(direction(0.1), specs()[:1], "nested", 0.99) == []

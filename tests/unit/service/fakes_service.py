@@ -1,0 +1,246 @@
+"""A small world to serve: colours in a two-level nested space, without a model or a file.
+
+The searcher is exact and the encoder instant; both can be held up by a test at any stage.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hivlp.index.candidates import Candidates, RowArray
+from hivlp.index.cascade import Plan, PlanRequest, Stage
+from hivlp.index.errors import NoSuchItem, PlanError
+from hivlp.index.plans import make_plan
+from hivlp.index.searcher import FoundItem, SnapshotInfo
+from hivlp.models.artifact import ArtifactManifest, SourceRecord, StageRecord, TowerRecord
+from hivlp.models.encoder import EncoderBatch, RgbImage
+from hivlp.models.errors import TextError
+from hivlp.models.levels import (
+    EarlyOutput,
+    FloatArray,
+    GalleryKind,
+    LevelSpec,
+    Modality,
+    nested_prefix,
+    normalise,
+)
+from hivlp.service.serving import Catalogue, ServedIndex, ServedModel
+from hivlp.service.settings import Settings
+
+LEVELS = (LevelSpec(1, 1, 4), LevelSpec(2, 2, 8), LevelSpec(3, 3, 16))
+FINEST = LEVELS[-1].dim
+SPACE = "a" * 64
+VERSION = "20260101T000000-000000"
+NAMES = ("red", "green", "blue", "yellow", "café/☕", "white")
+
+
+def vector_of(word: str) -> FloatArray:
+    """(1, FINEST) float32: a direction of its own for every word."""
+    seed = np.frombuffer(word.encode().ljust(4, b"\0"), np.uint8)
+    return normalise(np.random.default_rng(seed).normal(size=(1, FINEST)).astype(np.float32))
+
+
+def nothing(_: int) -> None:
+    """Before a stage: go on at once."""
+
+
+@dataclass
+class FakeEncoder:
+    """Words become their directions; `before(level)` runs before each stage and may wait."""
+
+    modality: Modality
+    before: Callable[[int], None] = nothing
+    levels: tuple[LevelSpec, ...] = LEVELS
+    gallery: GalleryKind = "nested"
+    gallery_space: str = SPACE
+    query_encoder: str = "b" * 64
+    encoded: list[int] = field(default_factory=list)
+    closed: int = 0
+
+    def prepare(self, items: Sequence[str] | Sequence[RgbImage]) -> EncoderBatch:
+        if any(isinstance(item, str) and item == "∅" for item in items):
+            raise TextError("empty_text", "nothing left", param="texts[0]")
+        vectors = [
+            vector_of(item) if isinstance(item, str) else vector_of(nearest_colour(item))
+            for item in items
+        ]
+        truncated = tuple(isinstance(item, str) and len(item) > 100 for item in items)
+        return EncoderBatch({"vector": np.concatenate(vectors)}, len(items), truncated)
+
+    def encode(self, batch: EncoderBatch) -> Iterator[EarlyOutput]:
+        vectors = np.asarray(batch.inputs["vector"], np.float32)
+        try:
+            for spec in self.levels:
+                self.before(spec.level)
+                self.encoded.append(spec.level)
+                yield EarlyOutput(spec.level, nested_prefix(vectors, spec.dim))
+        finally:
+            self.closed += 1
+
+    def encode_gallery(self, batch: EncoderBatch) -> tuple[EarlyOutput, ...]:
+        raise NotImplementedError
+
+
+def nearest_colour(picture: RgbImage) -> str:
+    """The word of a picture: its strongest channel, or white."""
+    red, green, blue = (float(v) for v in picture.reshape(-1, 3).mean(axis=0))
+    if min(red, green, blue) > 200:
+        return "white"
+    return ("red", "green", "blue")[int(np.argmax([red, green, blue]))]
+
+
+@dataclass
+class FakeSearcher:
+    """Exact search of one row per item and side; `before(level)` runs before each step."""
+
+    before: Callable[[int], None] = nothing
+    info: SnapshotInfo = field(
+        default_factory=lambda: SnapshotInfo(
+            index="default",
+            version=VERSION,
+            gallery_space=SPACE,
+            gallery="nested",
+            model="fake",
+            levels=LEVELS,
+            items=len(NAMES),
+            rows={"image": len(NAMES), "text": len(NAMES)},
+            created_at="2026-01-01T00:00:00+00:00",
+        )
+    )
+    images: Mapping[str, str] = field(default_factory=dict)
+    searched: list[int] = field(default_factory=list)
+    closed: bool = False
+
+    def __post_init__(self) -> None:
+        self._rows = np.concatenate([vector_of(name) for name in NAMES])
+
+    def plan(self, request: PlanRequest) -> Plan:
+        return make_plan(request, LEVELS, {}, len(NAMES))
+
+    def step(
+        self,
+        searched: Modality,
+        stage: Stage,
+        queries: FloatArray,
+        previous: Sequence[Candidates] | None,
+    ) -> list[Candidates]:
+        self.before(stage.level)
+        self.searched.append(stage.level)
+        dim = LEVELS[stage.level - 1].dim
+        assert queries.shape == (1, dim), queries.shape
+        rows = np.arange(len(NAMES)) if previous is None else previous[0].rows
+        scores = nested_prefix(self._rows, dim)[rows] @ queries[0]
+        return [Candidates.ranked(rows, scores, stage.keep)]
+
+    def items(self, searched: Modality, found: Candidates, k: int, offset: int) -> list[FoundItem]:
+        pairs = list(zip(found.rows.tolist(), found.scores.tolist(), strict=True))
+        return [
+            FoundItem(NAMES[row], row, score, NAMES[row] if searched == "text" else None)
+            for row, score in pairs[offset : offset + k]
+        ]
+
+    def row_of(self, item_id: str, modality: Modality) -> int:
+        if item_id not in NAMES:
+            raise NoSuchItem(item_id)
+        return NAMES.index(item_id)
+
+    def vector(self, modality: Modality, row: int, level: int) -> FloatArray:
+        return nested_prefix(self._rows[row : row + 1], LEVELS[level - 1].dim)
+
+    def explain(
+        self, searched: Modality, queries: Mapping[int, FloatArray], rows: RowArray
+    ) -> dict[int, FloatArray]:
+        return {
+            level: nested_prefix(self._rows, LEVELS[level - 1].dim)[rows] @ query[0]
+            for level, query in queries.items()
+        }
+
+    def metadata(
+        self, item_ids: Sequence[str], names: Sequence[str] | None
+    ) -> list[dict[str, Any]]:
+        if names is not None and set(names) - {"name", "length"}:
+            raise PlanError("no such metadata column", param="with_metadata")
+        for item_id in item_ids:
+            self.row_of(item_id, "image")
+        full = [{"name": one.title(), "length": len(one)} for one in item_ids]
+        wanted = ("name", "length") if names is None else names
+        return [{name: row[name] for name in wanted} for row in full]
+
+    def image_ref(self, item_id: str) -> str | None:
+        self.row_of(item_id, "image")
+        return self.images.get(item_id)
+
+
+@dataclass
+class FakeLive:
+    """A swap cell that counts its leases."""
+
+    searcher: FakeSearcher
+    leases: int = 0
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @contextlib.contextmanager
+    def lease(self) -> Iterator[FakeSearcher]:
+        with self.lock:
+            self.leases += 1
+        try:
+            yield self.searcher
+        finally:
+            with self.lock:
+                self.leases -= 1
+
+    def close(self) -> None:
+        self.searcher.closed = True
+
+
+class FakeStore:
+    """One older version beside the active one."""
+
+    def versions(self, name: str, /) -> list[str]:
+        return ["20250101T000000-000000", VERSION]
+
+
+@dataclass
+class World:
+    """Everything served in one test."""
+
+    searcher: FakeSearcher = field(default_factory=FakeSearcher)
+    text: FakeEncoder = field(default_factory=lambda: FakeEncoder("text"))
+    image: FakeEncoder = field(default_factory=lambda: FakeEncoder("image"))
+    pictures: Path | None = None
+
+    def __post_init__(self) -> None:
+        self.live = FakeLive(self.searcher)
+
+    def load(self, _: Settings) -> Catalogue:
+        model = ServedModel(fake_manifest(), {"text": self.text, "image": self.image})
+        index = ServedIndex("default", self.live, model, self.pictures)
+        return Catalogue({"default": index}, FakeStore(), (model,))
+
+
+def fake_manifest() -> ArtifactManifest:
+    stages = tuple(
+        StageRecord(level=s.level, exit_layer=s.exit_layer, dim=s.dim, file="x", inputs=())
+        for s in LEVELS
+    )
+    modalities: tuple[Modality, Modality] = ("text", "image")
+    return ArtifactManifest(
+        name="fake",
+        created_at="2026-01-01T00:00:00Z",
+        gallery="nested",
+        gallery_space=SPACE,
+        query_encoder="b" * 64,
+        towers=tuple(
+            TowerRecord(modality=m, family="fake", pooling="mean", stages=stages)
+            for m in modalities
+        ),
+        sources=(SourceRecord(name="colours", licence="CC0-1.0", attribution="nobody"),),
+        files={},
+    )

@@ -1,0 +1,81 @@
+"""Settings: from code, environment and file, strictly."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hivlp.service.settings import Settings, SettingsError, load_settings
+
+
+@pytest.fixture(autouse=True)
+def clean(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HIVLP_HOME", raising=False)
+
+
+def test_defaults_are_safe() -> None:
+    settings = load_settings()
+    assert (settings.host, settings.port) == ("127.0.0.1", 8080)
+    assert settings.home == Path(".hivlp")
+    assert settings.workers >= 1
+
+
+def test_the_environment_reaches_nested_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HIVLP_HOME", "/srv/hivlp")
+    monkeypatch.setenv("HIVLP_LIMITS__MAX_K", "7")
+    monkeypatch.setenv("HIVLP_INDEXES", '["a", "b"]')
+    monkeypatch.setenv("HIVLP_REQUIRE", "chromium")
+    settings = load_settings()
+    assert settings.home == Path("/srv/hivlp")
+    assert settings.limits.max_k == 7
+    assert settings.indexes == ("a", "b")
+
+
+def test_what_is_given_wins_over_the_environment_and_that_over_the_file(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "hivlp.toml"
+    file.write_text('port = 1\nhost = "0.0.0.0"\n[limits]\nmax_k = 3\n')
+    monkeypatch.setenv("HIVLP_SETTINGS_FILE", str(file))
+    monkeypatch.setenv("HIVLP_PORT", "2")
+    settings = load_settings()
+    assert (settings.host, settings.port, settings.limits.max_k) == ("0.0.0.0", 2, 3)
+    assert load_settings(port=4).port == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("HIVLP_PROT", "1", "HIVLP_PROT: no such setting; did you mean HIVLP_PORT?"),
+        ("HIVLP_LIMITS__MAX_KK", "1", "did you mean HIVLP_LIMITS__MAX_K"),
+        ("HIVLP_PORT", "many", "setting port"),
+        ("HIVLP_PORT", "70000", "setting port"),
+        ("HIVLP_LIMITS__MAX_K", "0", "setting limits.max_k"),
+        ("HIVLP_LIMITS__MAX_BATCH", "100", "max_batch may be at most"),
+        ("HIVLP_SETTINGS_FILE", "/nowhere.toml", "no file at /nowhere.toml"),
+    ],
+)
+def test_a_wrong_setting_is_named(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str, said: str
+) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(SettingsError) as caught:
+        load_settings()
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_unknown_key_in_the_file_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "hivlp.toml"
+    file.write_text("[limits]\nmax_kk = 3\n")
+    monkeypatch.setenv("HIVLP_SETTINGS_FILE", str(file))
+    with pytest.raises(SettingsError, match=r"limits\.max_kk"):
+        load_settings()
+
+
+def test_settings_do_not_change() -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        Settings().port = 1  # type: ignore[misc]
