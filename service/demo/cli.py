@@ -48,7 +48,13 @@ def demo_steps(home: Path) -> list[Step]:
         *("--out", str(fit)),
     ]
     export_command = ["export", str(fit), "--name", MODEL_NAME, "--out", str(artifact)]
-    build_command = ["build", str(corpus), "--artifact", str(artifact), "--index", INDEX_NAME]
+    build_command = [
+        "build",
+        str(corpus),
+        *("--artifact", str(artifact)),
+        *("--index", INDEX_NAME),
+        *("--metadata-group", "concept"),
+    ]
     pointer = home / "indexes" / INDEX_NAME / "CURRENT"
     return [
         Step("pictures", lambda: make_corpus(corpus), corpus / "metadata.jsonl", packages),

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
+from playwright.sync_api import Page, expect
 
 from tests.integration.served_home import ATTRIBUTION, colour_png
 
-if TYPE_CHECKING:
-    from playwright.sync_api import Page
-
-expect = pytest.importorskip("playwright.sync_api").expect
 pytestmark = pytest.mark.chromium
 CARDS = "#grid button.hit"
 
