@@ -57,9 +57,11 @@ async function search({ more = false } = {}) {
     if (!response.ok) throw Object.assign(new Error(body.error.message), body.error, { status: response.status });
     showAnswer(body, more);
   } catch (error) {
-    if (error.name !== "AbortError") showError(error);
+    if (error.name === "AbortError") return;
+    if (more) $("status").textContent = `No more came: ${error.message}`;
+    else showError(error);
   } finally {
-    $("more").disabled = false;
+    if (mine === running) $("more").disabled = false;
   }
 }
 
@@ -83,6 +85,7 @@ function askText(text) {
 }
 
 function askImage(file) {
+  if (query?.preview) URL.revokeObjectURL(query.preview);
   const limit = info?.limits.max_image_bytes;
   query = { kind: "image", file, name: file.name || "Pasted picture", preview: URL.createObjectURL(file) };
   showQuery();
@@ -170,7 +173,7 @@ function showAnswer(answer, more) {
   if (more) $("grid").append(...cards);
   else $("grid").replaceChildren(...cards);
   shown = $("grid").childElementCount;
-  $("more").hidden = answer.returned < PAGE_SIZE;
+  $("more").hidden = answer.returned < PAGE_SIZE || shown > info.limits.max_offset;
   if (!shown) showNotice("Nothing found", "Try other words, or a picture.");
   $("status-row").hidden = !shown;
   const [count, rest] = [make("strong", "", `${shown} ${shown === 1 ? "result" : "results"}`), make("span")];
@@ -234,7 +237,7 @@ function showNotice(title, text, { bad = false, again = false, detail = "" } = {
   if (again) {
     const button = make("button", "", "Try again");
     button.type = "button";
-    button.addEventListener("click", () => search());
+    button.addEventListener("click", () => (info ? search() : start()));
     parts.push(button);
   }
   if (detail) parts.push(make("small", "", detail));
