@@ -262,14 +262,20 @@ def _parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argpars
 
 
 def _positive(text: str) -> int:
-    number = int(text)
+    try:
+        number = int(text)
+    except ValueError:
+        number = 0
     if number < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not at least 1")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
     return number
 
 
 def _share(text: str) -> float:
-    number = float(text)
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1.0
     if not 0 <= number <= 1:
-        raise argparse.ArgumentTypeError(f"{text} is not from 0 to 1")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 to 1")
     return number

@@ -132,11 +132,14 @@ class FaissLevel:
 
 
 def write_flat(path: Path, rows: LevelRows) -> None:
-    """Write a level's unit vectors as an IndexFlatIP file."""
+    """Write a level's unit vectors as an IndexFlatIP file. Raises OSError."""
     index = faiss.IndexFlatIP(rows.dim)
     for start in range(0, rows.size, CHUNK):
         index.add(rows.vectors(np.arange(start, min(start + CHUNK, rows.size))))
-    faiss.write_index(index, str(path))
+    try:
+        faiss.write_index(index, str(path))
+    except RuntimeError as error:
+        raise OSError(f"{path.name}: {str(error).splitlines()[-1]}") from error
 
 
 def open_flat(path: Path, level: int) -> FaissLevel:

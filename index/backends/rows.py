@@ -69,16 +69,21 @@ class LevelRows:
 
     def score(self, query: FloatArray, rows: RowArray) -> FloatArray:
         """Scores of given rows (m,) int64 for one query (dim,) float32: (m,) float32."""
-        # `take` on whole rows: fancy indexing is 4 to 30 times slower (and `take` on a slice copies
-        # the whole matrix first).
-        taken = self.matrix.take(rows, axis=0)[:, : self.dim]
-        scores: FloatArray = np.vecdot(taken, query)
+        scores: FloatArray = np.vecdot(self._taken(rows), query)
         return scores if self.inverse_norms is None else scores * self.inverse_norms.take(rows)
 
     def vectors(self, rows: RowArray) -> FloatArray:
         """The level's unit vectors of given rows: (m,) int64 in, (m, dim) float32 out."""
-        taken = self.matrix.take(rows, axis=0)[:, : self.dim]
-        return np.ascontiguousarray(taken) if self.inverse_norms is None else normalise(taken)
+        taken = self._taken(rows)
+        return taken if self.inverse_norms is None else normalise(taken)
+
+    def _taken(self, rows: RowArray) -> FloatArray:
+        """The level's columns of given rows, copied: (m, dim) float32, C-contiguous."""
+        # Indexing both axes reads the prefix alone, in half the time of `take` on whole rows or
+        # less; whole rows `take` is best at (on a slice it would copy the whole matrix first).
+        if self.dim == self.matrix.shape[1]:
+            return self.matrix.take(rows, axis=0)
+        return np.ascontiguousarray(self.matrix[rows, : self.dim])
 
 
 def ranked_scores(rows: Rows, queries: FloatArray, wanted: Sequence[RowArray]) -> list[Candidates]:

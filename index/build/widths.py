@@ -4,6 +4,9 @@ For each direction, plan and k in `KS`: the smallest widths at which both halves
 queries keep at least `target` of the exact top k, where exact means an exhaustive search of the
 finest level with the finest query. The allowed loss is shared out evenly over the narrowing levels.
 Keeping every row loses nothing, so the target can always be reached.
+
+Notable: a query that is itself in the gallery would find itself at any width and prove nothing, so
+rows equal to the query are not among those it must keep. Widths never fall as k grows.
 """
 
 from __future__ import annotations
@@ -29,6 +32,8 @@ GROWTH = 1.1
 """Widths tried are this much apart."""
 ROUNDING = 1e-6
 """Scores this near count as equal."""
+ITSELF = 1 - 1e-5
+"""From this score on a row is the query itself, or its double."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,15 +72,20 @@ def sweep(
         request = PlanRequest(direction.searched, direction.query, need=1, name=name)
         plan = make_plan(request, levels, {}, direction.size, gallery=gallery)
         first = first_ranks(direction, plan, truth)
+        keeps: tuple[int, ...] = (1,) * (len(plan.stages) - 1)
         for k in KS:
-            keeps, shares = narrow(direction, plan, [t[:k] for t in truth], first, target)
+            keeps, shares = narrow(direction, plan, [t[:k] for t in truth], first, target, keeps)
             records.append(_record(direction, name, k, keeps, shares, target))
     return records
 
 
 def exact_rows(direction: Direction, finest: int, k: int) -> list[RowArray]:
-    """The best k rows of every query by exhaustive search of the finest level."""
-    return _best(direction.rows[finest], direction.queries[finest], k)
+    """The best k rows of every query by exhaustive search of the finest level, itself left out."""
+    best = _best(direction.rows[finest], direction.queries[finest], k + 1)
+    others = [found.rows[found.scores < ITSELF] for found in best]
+    return [
+        (rows if len(rows) else found.rows)[:k] for rows, found in zip(others, best, strict=True)
+    ]
 
 
 def first_ranks(direction: Direction, plan: Plan, wanted: Sequence[RowArray]) -> list[RowArray]:
@@ -96,9 +106,11 @@ def narrow(
     truth: Sequence[RowArray],
     first: Sequence[RowArray],
     target: float,
+    floors: Sequence[int],
 ) -> tuple[tuple[int, ...], FloatArray]:
     """Smallest widths of the plan's narrowing levels, and the share each query keeps, (n,) float32.
 
+    No width is under its `floors`, which must not grow from level to level.
     `truth[i]` are the rows that query i must keep, `first[i]` begin with their ranks in the first
     scan.
     """
@@ -123,7 +135,7 @@ def narrow(
             for half in (np.flatnonzero(~direction.held_out), np.flatnonzero(direction.held_out))
         ]
         ceiling = keeps[-1] if keeps else direction.size
-        keeps.append(_smallest(curves, max(totals), allowed, ceiling))
+        keeps.append(_smallest(curves, max(*totals, floors[i]), allowed, ceiling))
         alive = [some[rank <= keeps[-1]] for some, rank in zip(alive, places, strict=True)]
     shares = [len(some) / total for some, total in zip(alive, totals, strict=True)]
     return tuple(keeps), np.array(shares, dtype=np.float32)
@@ -157,7 +169,7 @@ def _survivors(
     rows = direction.rows[stage.level]
     queries = stage_query(stage, direction.queries, rows.dim)
     if not kept:
-        return _best(rows, queries, keep)
+        return [found.rows for found in _best(rows, queries, keep)]
     return [
         Candidates.ranked(given, rows.score(query, given), keep).rows
         for query, given in zip(queries, kept, strict=True)
@@ -171,11 +183,11 @@ def _ranks_among(rows: LevelRows, query: FloatArray, given: RowArray, wanted: Ro
     return ranks(scores, scores[order[np.searchsorted(given, wanted, sorter=order)]])
 
 
-def _best(rows: LevelRows, queries: FloatArray, k: int) -> list[RowArray]:
+def _best(rows: LevelRows, queries: FloatArray, k: int) -> list[Candidates]:
     """The best k rows of each query, best first."""
     every = np.arange(rows.size)
     return [
-        Candidates.ranked(every, scores, k).rows
+        Candidates.ranked(every, scores, k)
         for block in query_blocks(len(queries), rows.size)
         for scores in rows.scan_many(queries[block])
     ]
