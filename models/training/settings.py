@@ -44,7 +44,7 @@ class FinestSettings:
 class DistilSettings:
     """Fitting early heads to the finest one's prefixes, without labels."""
 
-    text_epochs: int = 10
+    text_epochs: int = 8
     image_epochs: int = 20
     batch: int = 512
     learning_rate: float = 1e-3
