@@ -81,7 +81,7 @@ def run(
 
 def exhaustive(levels: dict[int, LevelIndex], outputs: dict[int, FloatArray], k: int) -> Candidates:
     finest = max(levels)
-    return levels[finest].search(outputs[finest], k, SearchParams(), None)[0]
+    return levels[finest].search(outputs[finest], k, SearchParams(), None, None)[0]
 
 
 @TASTE
@@ -152,8 +152,8 @@ def test_a_wider_first_stage_keeps_what_a_narrower_one_kept(
 ) -> None:
     level = open_levels(gallery, backend)[1]
     small, large = sorted((a, b))
-    few = level.search(outputs[1], small, SearchParams(), None)[0]
-    many = level.search(outputs[1], large, SearchParams(), None)[0]
+    few = level.search(outputs[1], small, SearchParams(), None, None)[0]
+    many = level.search(outputs[1], large, SearchParams(), None, None)[0]
     assert many.top(small).rows.tolist() == few.rows.tolist()
     assert many.top(small).scores.tolist() == few.scores.tolist()
 
@@ -178,7 +178,7 @@ def test_both_backends_find_the_same_rows(
     gallery: FloatArray, outputs: dict[int, FloatArray], k: int
 ) -> None:
     found = [
-        open_levels(gallery, backend)[1].search(outputs[1], k, SearchParams(), None)[0]
+        open_levels(gallery, backend)[1].search(outputs[1], k, SearchParams(), None, None)[0]
         for backend in BACKENDS
     ]
     np.testing.assert_allclose(found[0].scores, found[1].scores, atol=2e-6)
