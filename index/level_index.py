@@ -14,6 +14,12 @@ Method = Literal["scan", "rescore", "graph"]
 Codec = Literal["flat", "sq8", "pq64x4fs"]
 """How a level's scanned codes are kept: fp32, one byte a number, or four bits for some numbers."""
 CODECS: tuple[Codec, ...] = ("flat", "sq8", "pq64x4fs")
+Family = Literal["scan", "graph"]
+"""How an index finds: level 1 scanned and the rest re-scored, or two graphs (and the scan too)."""
+FAMILIES: tuple[Family, ...] = ("scan", "graph")
+RowsType = Literal["fp32", "fp16"]
+"""How rows are kept."""
+ROWS_TYPES: tuple[RowsType, ...] = ("fp32", "fp16")
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,15 +10,16 @@ from typing import cast
 import numpy as np
 import pyarrow as pa
 
-from hivlp.index.backends.choose import write_level
-from hivlp.index.backends.rows import LevelRows, inverse_norms
+from hivlp.index.backends.choose import write_graph, write_level
+from hivlp.index.backends.rows import LevelRows, StoredArray, inverse_norms
 from hivlp.index.build.columns import metadata_columns
 from hivlp.index.build.embeddings import EmbeddingCache
 from hivlp.index.build.encode import EncodedItem
 from hivlp.index.candidates import RowArray
+from hivlp.index.level_index import Codec, RowsType
 from hivlp.index.snapshot import layout
 from hivlp.index.snapshot.catalogue import ID, IMAGE, id_index, write_table
-from hivlp.models.levels import FloatArray, GalleryKind, LevelSpec, Modality
+from hivlp.models.levels import GalleryKind, LevelSpec, Modality
 
 FETCH = 4_096
 
@@ -59,6 +60,7 @@ def write_side(
     cache: EmbeddingCache,
     levels: Sequence[LevelSpec],
     gallery: GalleryKind,
+    rows_type: RowsType = "fp32",
 ) -> BuiltSide | None:
     """Rows, norms, row-to-item map and, for texts, the texts; None where the side has no row."""
     keys, row_items = _rows_of(side, items)
@@ -70,7 +72,7 @@ def write_side(
         texts = [text for item in items for text in item.texts]
         write_table(folder / layout.TEXTS, pa.table({"text": pa.array(texts, type=pa.string())}))
     dims = [spec.dim for spec in levels]
-    matrices = _write_rows(folder, side, keys, cache, dims, gallery)
+    matrices = _write_rows(folder, side, keys, cache, dims, gallery, rows_type)
     rows = (
         _nested_levels(folder, side, matrices[0], levels)
         if gallery == "nested"
@@ -79,10 +81,21 @@ def write_side(
     return BuiltSide(side, rows, row_items, keys)
 
 
-def write_faiss(folder: Path, side: BuiltSide, levels: Sequence[int]) -> None:
-    """The given levels of a side as FAISS indexes."""
+def write_faiss(
+    folder: Path, side: BuiltSide, levels: Sequence[int], level1: Codec = "flat"
+) -> None:
+    """The given levels of a side as FAISS indexes: flat, but for level 1's own codec."""
     for level in levels:
-        write_level(folder / layout.faiss_file(side.modality, level), side.rows[level])
+        path = folder / layout.faiss_file(side.modality, level)
+        write_level(path, side.rows[level], level1 if level == 1 else "flat")
+
+
+def write_graphs(folder: Path, side: BuiltSide) -> tuple[int, ...]:
+    """The graphs of the coarsest and the finest level; returns the levels."""
+    levels = tuple(sorted({min(side.rows), max(side.rows)}))
+    for level in levels:
+        write_graph(folder / layout.graph_file(side.modality, level), side.rows[level])
+    return levels
 
 
 def _rows_of(side: Modality, items: Sequence[EncodedItem]) -> tuple[list[bytes], RowArray]:
@@ -104,7 +117,8 @@ def _write_rows(
     cache: EmbeddingCache,
     dims: Sequence[int],
     gallery: GalleryKind,
-) -> list[FloatArray]:
+    rows_type: RowsType,
+) -> list[StoredArray]:
     """One matrix when nested, one a level when per_exit; filled from the cache part by part."""
     widths = list(dims[-1:]) if gallery == "nested" else list(dims)
     first = len(dims) if gallery == "nested" else 1
@@ -112,7 +126,7 @@ def _write_rows(
         np.lib.format.open_memmap(
             folder / layout.rows_file(side, gallery, first + i),
             mode="w+",
-            dtype=np.float32,
+            dtype=np.float16 if rows_type == "fp16" else np.float32,
             shape=(len(keys), width),
         )
         for i, width in enumerate(widths)
@@ -124,11 +138,11 @@ def _write_rows(
             matrix[start : start + FETCH] = part
     for matrix in matrices:
         matrix.flush()
-    return [cast(FloatArray, matrix.view(np.ndarray)) for matrix in matrices]
+    return [cast(StoredArray, matrix.view(np.ndarray)) for matrix in matrices]
 
 
 def _nested_levels(
-    folder: Path, side: Modality, matrix: FloatArray, levels: Sequence[LevelSpec]
+    folder: Path, side: Modality, matrix: StoredArray, levels: Sequence[LevelSpec]
 ) -> dict[int, LevelRows]:
     """Every level as a prefix; norms of all but the finest are stored."""
     coarse, finest = levels[:-1], levels[-1]

@@ -10,7 +10,14 @@ import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hivlp.index.backends.choose import BACKENDS, Backend, open_level, write_level
+from hivlp.index.backends.choose import (
+    BACKENDS,
+    Backend,
+    open_graph,
+    open_level,
+    write_graph,
+    write_level,
+)
 from hivlp.index.backends.exact import ExactLevel
 from hivlp.index.backends.rows import LevelRows, inverse_norms
 from hivlp.index.candidates import Candidates
@@ -187,3 +194,34 @@ def test_both_backends_find_the_same_rows(
     for row_a, row_b in zip(found[0].rows[differ], found[1].rows[differ], strict=True):
         pair = nested_prefix(gallery[[row_a, row_b]], DIMS[0]) @ outputs[1][0]
         assert abs(float(pair[0] - pair[1])) < 2e-6
+
+
+@st.composite
+def crowded(draw: st.DrawFn) -> FloatArray:
+    """More rows than a graph level answers exhaustively, many of them equal."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    different = draw(st.sampled_from([3, 40, 1_200]))
+    base = rng.standard_normal((different, DIMS[-1])).astype(np.float32)
+    return normalise(base[rng.integers(0, different, draw(st.integers(1_001, 1_500)))])
+
+
+@settings(TASTE, max_examples=15)
+@given(crowded(), exits(), st.integers(1, 60), st.integers(1, 300), st.data())
+def test_a_graph_ranks_what_it_finds_exactly_and_finds_all_with_a_wide_beam(
+    gallery: FloatArray, outputs: dict[int, FloatArray], k: int, ef: int, data: st.DataObject
+) -> None:
+    rows = LevelRows(gallery, DIMS[-1])
+    exact = ExactLevel(3, rows)
+    with tempfile.TemporaryDirectory() as folder:
+        write_graph(Path(folder) / "level3.hnsw", rows)
+        graph = open_graph(Path(folder) / "level3.hnsw", rows, exact, None)
+    entry = data.draw(st.lists(st.integers(0, len(gallery) - 1), unique=True, max_size=50))
+    for entries in (None, [np.array(entry, dtype=np.int64)]):
+        found = graph.search(outputs[3], k, SearchParams(ef=ef), entries, None)[0]
+        assert len(found) == len(set(found.rows.tolist())) == k
+        again = exact.score(outputs[3], [found.rows])[0]
+        assert found.rows.tolist() == again.rows.tolist()
+        assert found.scores.tolist() == again.scores.tolist()
+        wide = graph.search(outputs[3], k, SearchParams(ef=len(gallery)), entries, None)[0]
+        truth = exact.search(outputs[3], k, SearchParams(), None, None)[0]
+        assert wide.rows.tolist() == truth.rows.tolist()
