@@ -19,12 +19,13 @@ from hivlp.index.backends.choose import faiss_version, open_level
 from hivlp.index.build import gate
 from hivlp.index.build.assemble import BuiltSide, write_catalogue, write_faiss, write_side
 from hivlp.index.build.corpus import Corpus
+from hivlp.index.build.directions import Direction
 from hivlp.index.build.embeddings import EmbeddingCache
 from hivlp.index.build.encode import Encoded, encode_corpus, write_failures
 from hivlp.index.build.model import Model
 from hivlp.index.build.progress import Progress
 from hivlp.index.build.queries import QuerySet, image_queries, text_queries
-from hivlp.index.build.widths import Direction, sweep
+from hivlp.index.build.widths import sweep
 from hivlp.index.errors import BuildError
 from hivlp.index.snapshot import layout
 from hivlp.index.snapshot.manifest import (

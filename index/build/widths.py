@@ -1,65 +1,43 @@
 """How many rows each level must keep: measured on this gallery with this model's early exits.
 
-For each direction, plan and k in `KS`: the smallest widths at which both halves of a sample of
-queries keep at least `target` of the exact top k, where exact means an exhaustive search of the
-finest level with the finest query. The allowed loss is shared out evenly over the narrowing levels.
-Keeping every row loses nothing, so the target can always be reached.
+For each direction, plan and k in `KS`: the smallest widths at which one half of a sample of queries
+keeps at least `target` of the exact top k, where exact means an exhaustive search of the finest
+level with the finest query; what the other half keeps is reported. The allowed loss is shared out
+evenly over the narrowing levels. Keeping every row loses nothing, so the half that is chosen on can
+always reach the target.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 
 from hivlp.index.backends.rows import LevelRows, query_blocks
+from hivlp.index.build.confidence import recall_lower
+from hivlp.index.build.directions import Direction
 from hivlp.index.candidates import Candidates, RowArray
-from hivlp.index.cascade import Plan, PlanName, PlanRequest, Stage
+from hivlp.index.cascade import Plan, PlanName, PlanRequest, Stage, run_stage
 from hivlp.index.plans import make_plan, stage_query
 from hivlp.index.snapshot.manifest import WidthRecord
-from hivlp.models.levels import FloatArray, GalleryKind, LevelSpec, Modality
-
-BoolArray = npt.NDArray[np.bool_]
+from hivlp.models.levels import FloatArray, GalleryKind, LevelSpec
 
 KS = (1, 10, 100)
 PLANS: tuple[PlanName, ...] = ("cascade", "funnel")
 GROWTH = 1.1
 """Widths tried are this much apart."""
+WIDENING = 1.25
+"""And these, where each try runs the plan."""
 ROUNDING = 1e-6
 """Scores this near count as equal."""
-
-
-@dataclass(frozen=True, slots=True)
-class Direction:
-    """Queries of one modality, by level ((n, dim) float32 each), against one gallery side.
-
-    `held_out` (n,) tells the halves apart; queries of one item belong to the same half.
-    """
-
-    searched: Modality
-    query: Modality
-    queries: Mapping[int, FloatArray]
-    rows: Mapping[int, LevelRows]
-    held_out: BoolArray
-
-    @property
-    def count(self) -> int:
-        """Number of queries."""
-        return len(next(iter(self.queries.values())))
-
-    @property
-    def size(self) -> int:
-        """Rows of the side."""
-        return next(iter(self.rows.values())).size
 
 
 def sweep(
     direction: Direction, levels: Sequence[LevelSpec], gallery: GalleryKind, target: float
 ) -> list[WidthRecord]:
     """Widths of every plan and k for one direction; none with an empty half or one level."""
-    if not 0 < direction.held_out.sum() < direction.count or len(levels) < 2:
+    if not direction.halved or len(levels) < 2:
         return []
     truth = exact_rows(direction, levels[-1].level, min(max(KS), direction.size))
     records = []
@@ -68,7 +46,10 @@ def sweep(
         plan = make_plan(request, levels, {}, direction.size, gallery=gallery)
         first = first_ranks(direction, plan, truth)
         for k in KS:
-            keeps, shares = narrow(direction, plan, [t[:k] for t in truth], first, target)
+            wanted = [t[:k] for t in truth]
+            keeps, shares = narrow(direction, plan, wanted, first, target)
+            if not _exact(direction, plan):
+                keeps, shares = _widen(direction, plan, wanted, keeps, target)
             records.append(_record(direction, name, k, keeps, shares, target))
     return records
 
@@ -118,12 +99,10 @@ def narrow(
                 for query, given, wanted in zip(queries, kept, alive, strict=True)
             ]
         allowed = 1 - (1 - target) * (i + 1) / len(narrowing)
-        curves = [
-            _Curve([places[q] for q in half], [totals[q] for q in half])
-            for half in (np.flatnonzero(~direction.held_out), np.flatnonzero(direction.held_out))
-        ]
+        half = np.flatnonzero(~direction.held_out)
+        curve = _Curve([places[q] for q in half], [totals[q] for q in half])
         ceiling = keeps[-1] if keeps else direction.size
-        keeps.append(_smallest(curves, max(totals), allowed, ceiling))
+        keeps.append(_smallest(curve, max(totals), allowed, ceiling))
         alive = [some[rank <= keeps[-1]] for some, rank in zip(alive, places, strict=True)]
     shares = [len(some) / total for some, total in zip(alive, totals, strict=True)]
     return tuple(keeps), np.array(shares, dtype=np.float32)
@@ -146,8 +125,44 @@ def _record(
         target=target,
         recall_chosen_on=round(float(shares[~direction.held_out].mean()), 5),
         recall_held_out=round(float(shares[direction.held_out].mean()), 5),
+        recall_lower=round(recall_lower(shares[direction.held_out]), 5),
         queries=direction.count,
     )
+
+
+def _exact(direction: Direction, plan: Plan) -> bool:
+    """Whether the plan's first scan finds what an exhaustive one would."""
+    levels = direction.levels
+    return levels is None or levels[plan.stages[0].level].capabilities.exact
+
+
+def _widen(
+    direction: Direction,
+    plan: Plan,
+    wanted: Sequence[RowArray],
+    keeps: tuple[int, ...],
+    target: float,
+) -> tuple[tuple[int, ...], FloatArray]:
+    """Widen the first scan until lossy codes reach the target too, by running the plan."""
+    while True:
+        shares = _run(direction, plan, wanted, keeps)
+        if shares[~direction.held_out].mean() >= target or keeps[0] >= direction.size:
+            return keeps, shares
+        keeps = (min(direction.size, max(keeps[0] + 1, int(keeps[0] * WIDENING))), *keeps[1:])
+
+
+def _run(
+    direction: Direction, plan: Plan, wanted: Sequence[RowArray], keeps: tuple[int, ...]
+) -> FloatArray:
+    """The share that each query keeps up to the plan's last narrowing level: (n,) float32."""
+    assert direction.levels is not None
+    found: list[Candidates] | None = None
+    for stage, keep in zip(plan.stages, keeps, strict=False):
+        query = stage_query(stage, direction.queries, direction.rows[stage.level].dim)
+        found = run_stage(direction.levels, replace(stage, keep=keep), query, found)
+    assert found is not None
+    pairs = zip(found, wanted, strict=True)
+    return np.array([len(np.intersect1d(f.rows, w)) / len(w) for f, w in pairs], np.float32)
 
 
 def _survivors(
@@ -187,11 +202,11 @@ def ranks(scores: FloatArray, wanted: FloatArray) -> RowArray:
     return (len(scores) - below).astype(np.int64)
 
 
-def _smallest(curves: Sequence[_Curve], least: int, allowed: float, ceiling: int) -> int:
-    """The smallest width, in steps of GROWTH, at which both halves keep `allowed`."""
+def _smallest(curve: _Curve, least: int, allowed: float, ceiling: int) -> int:
+    """The smallest width, in steps of GROWTH, at which `allowed` is kept."""
     keep = least
     while keep < ceiling:
-        if all(share(keep) >= allowed for share in curves):
+        if curve(keep) >= allowed:
             return keep
         keep = max(keep + 1, int(keep * GROWTH))
     return ceiling

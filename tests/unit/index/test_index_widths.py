@@ -9,8 +9,9 @@ import pytest
 
 from hivlp.index.backends.exact import ExactLevel
 from hivlp.index.backends.rows import LevelRows, inverse_norms
+from hivlp.index.build.directions import Direction
 from hivlp.index.build.queries import QuerySet
-from hivlp.index.build.widths import Direction, exact_rows, sweep
+from hivlp.index.build.widths import exact_rows, sweep
 from hivlp.index.cascade import Plan, PlanRequest, run_stage
 from hivlp.index.plans import make_plan, stage_query
 from hivlp.models.levels import FloatArray, nested_prefix, normalise
@@ -64,7 +65,10 @@ def test_the_swept_widths_reach_the_target_and_the_recall_written_down(noise: fl
         shares = recalls(given, make_plan(request, specs(), {}, 400), record.k)
         assert shares[~given.held_out].mean() == pytest.approx(record.recall_chosen_on, abs=1e-4)
         assert shares[given.held_out].mean() == pytest.approx(record.recall_held_out, abs=1e-4)
-        assert min(record.recall_chosen_on, record.recall_held_out) >= 0.99 - 1e-4
+        assert record.recall_chosen_on >= 0.99 - 1e-4
+        assert record.recall_held_out >= 0.9  # observed at least .97: not chosen on
+        assert record.recall_lower is not None
+        assert record.recall_lower < record.recall_held_out
 
 
 def test_more_noise_needs_wider_stages() -> None:
@@ -77,7 +81,20 @@ def test_more_noise_needs_wider_stages() -> None:
 
 def test_a_target_of_one_is_reached_whatever_the_noise() -> None:
     for record in sweep(direction(3.0), specs(), "nested", 1.0):
-        assert record.recall_chosen_on == record.recall_held_out == 1.0
+        assert record.recall_chosen_on == 1.0
+
+
+def test_the_held_out_half_takes_no_part_in_the_choice() -> None:
+    given = direction(0.3)
+    hard = dict(given.queries)  # first exits of held-out queries that say nothing at all
+    hard[1] = np.where(given.held_out[:, None], unit_vectors(given.count, DIMS[0], 99), hard[1])
+    before, after = (
+        sweep(d, specs(), "nested", 0.99) for d in (given, replace(given, queries=hard))
+    )
+    assert [r.keeps for r in before] == [r.keeps for r in after]
+    cascades = [(a, b) for a, b in zip(before, after, strict=True) if a.plan == "cascade"]
+    assert all(b.recall_held_out < a.recall_held_out for a, b in cascades[:1])
+    assert any(not b.reached for _, b in cascades)
 
 
 def test_duplicates_count_against_the_width() -> None:
