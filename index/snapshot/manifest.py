@@ -82,6 +82,26 @@ class WidthRecord(_Part):
         return self.recall_held_out >= self.target
 
 
+class OptionRecord(_Part):
+    """A way to search one side that the build considered: measured on a sample of its rows and
+    carried over to all `rows`, or (None) not measured.
+
+    `recall` is ANN recall@10 of held-out queries, `search_ms` the whole search of one query,
+    `after_ms` what of it comes after the last exit.
+    """
+
+    family: Family
+    level1: Codec
+    rows: int
+    recall: float | None = None
+    search_ms: float | None = None
+    after_ms: float | None = None
+    build_s: float | None = None
+    memory_bytes: int
+    chosen: bool
+    reason: str
+
+
 class CorpusRecord(_Part):
     """Where the items came from: relative image references start at `root`."""
 
@@ -125,6 +145,8 @@ class SnapshotManifest(_Part):
     faiss_version: str
     corpus: CorpusRecord
     build: BuildRecord
+    options: dict[Modality, tuple[OptionRecord, ...]] = {}
+    calibrated_from: str | None = None
     widths: tuple[WidthRecord, ...] = ()
     gate: dict[str, float] = {}
     files: dict[str, FileRecord]
