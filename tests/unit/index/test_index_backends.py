@@ -26,7 +26,7 @@ from hivlp.index.candidates import Candidates, RowArray
 from hivlp.index.level_index import Codec, LevelIndex, SearchParams
 from hivlp.index.masks import RowMask
 from hivlp.models.errors import InputError, MissingExtra
-from hivlp.models.levels import FloatArray, nested_prefix
+from hivlp.models.levels import FloatArray, nested_prefix, normalise
 from tests.fakes import unit_vectors
 
 PARAMS = SearchParams(ef=100_000)  # a beam as wide as any level here: a graph is exact
@@ -297,18 +297,20 @@ def test_threads_entering_a_graph_at_once_get_their_own_answers(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
-def test_a_graph_walks_over_a_rows_file_in_place(tmp_path: Path, dtype: type) -> None:
-    vectors = unit_vectors(3_000, 24, seed=6).astype(dtype)
+@pytest.mark.parametrize("dim", [24, 64, 256, 768])
+def test_a_graph_walks_over_a_rows_file_in_place(tmp_path: Path, dtype: type, dim: int) -> None:
+    spread = np.geomspace(4, 0.2, dim, dtype=np.float32)
+    vectors = normalise(unit_vectors(1_500, dim, seed=6) * spread).astype(dtype)
     np.save(tmp_path / "rows.npy", vectors)
     mapped = np.load(tmp_path / "rows.npy", mmap_mode="r").view(np.ndarray)
-    rows = LevelRows(mapped, 24)
+    rows = LevelRows(mapped, dim)
     write_graph(tmp_path / "level3.hnsw", rows)
     size = (tmp_path / "level3.hnsw").stat().st_size
-    assert size < 3_000 * 300  # links alone
+    assert size < 1_500 * 300  # links alone
     before = (tmp_path / "rows.npy").read_bytes()
     codes = open_level(3, rows, None, "faiss-cpu")
     level = open_graph(tmp_path / "level3.hnsw", rows, codes, tmp_path / "rows.npy")
-    queries = unit_vectors(20, 24, seed=7)
+    queries = normalise(vectors[:20] + 0.1 * unit_vectors(20, dim, seed=7))
     assert recall(level, vectors.astype(np.float32), queries, ef=400) >= 0.98  # observed 1.0
     copied = open_graph(tmp_path / "level3.hnsw", rows, codes, None)
     for a, b in zip(
