@@ -69,26 +69,36 @@ def parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse
 
 def positive(text: str) -> int:
     """A whole number of at least 1."""
-    number = int(text)
+    try:
+        number = int(text)
+    except ValueError:
+        number = 0
     if number < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not at least 1")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
     return number
 
 
 def share(text: str) -> float:
     """A number from 0 to 1."""
-    number = float(text)
+    number = _number(text)
     if not 0 <= number <= 1:
-        raise argparse.ArgumentTypeError(f"{text} is not from 0 to 1")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 to 1")
     return number
 
 
 def above_zero(text: str) -> float:
     """A number above 0."""
-    number = float(text)
+    number = _number(text)
     if not 0 < number < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text} is not above 0")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
     return number
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return -1.0
 
 
 def size_bytes(text: str) -> int:

@@ -3,7 +3,8 @@
 Two kinds of recall, never mixed. *R@K*: is a right item among the first K; ties never favour the
 model (a right row counts behind every wrong row of the same score), any of an item's captions is
 right, and so is any item of the same `group` where a metadata column is given. *ANN recall@10*: the
-share of the exact top 10, by exhaustive search of the finest level, that a plan returns.
+share of the exact top 10, by exhaustive search of the finest level, that a plan returns. A query
+that is itself in the gallery never counts as its own answer, in neither.
 """
 
 from __future__ import annotations
@@ -108,6 +109,8 @@ class EvaluationReport:
     def to_text(self) -> str:
         """The report as tables for a terminal."""
         head = f"{self.index} {self.version}, model {self.model}, {self.items} items"
+        if self.unread:
+            head += f"; {self.unread} pictures could not be read and were no queries"
         if self.group is not None:
             head += f"; any item of the same {self.group!r} is right"
         return "\n\n".join([head, *(_table(direction) for direction in self.directions)])
@@ -122,7 +125,7 @@ def evaluate(snapshot: Snapshot, model: Model, settings: EvaluationSettings) -> 
     manifest = snapshot.manifest
     model.check_fits(manifest.gallery_space)
     groups = _groups(snapshot, settings.group)
-    queries = sample_queries(snapshot, model, settings.sample)
+    queries, unread = sample_queries(snapshot, model, settings.sample)
     searcher = LocalSearcher(snapshot)
     reports = []
     for query, searched in DIRECTIONS:
@@ -130,7 +133,6 @@ def evaluate(snapshot: Snapshot, model: Model, settings: EvaluationSettings) -> 
         if given is not None and searched in snapshot.sides:
             report = _Direction(searcher, query, searched, given, groups).report()
             reports += [report] if report.queries else []
-    unread = sum(given.queries.skipped for given in queries.values())
     return EvaluationReport(
         index=manifest.index,
         version=manifest.version,
@@ -148,6 +150,20 @@ def pessimistic_rank(scores: FloatArray, right: BoolArray) -> float:
         return float("inf")
     best = scores[right].max() - ROUNDING
     return 1.0 + float(np.count_nonzero(scores[~right] >= best))
+
+
+def plan_rank(exact: FloatArray, found: RowArray, right: BoolArray) -> float:
+    """Pessimistic rank of the best right row among `found`; `exact` are every row's finest scores.
+
+    Wrong rows that tie with it count although they were not found: only the row's number left them
+    out.
+    """
+    rank = pessimistic_rank(exact[found], right[found])
+    if np.isinf(rank):
+        return rank
+    tied = np.abs(exact - exact[found][right[found]].max()) <= ROUNDING
+    tied[found] = False
+    return rank + float(np.count_nonzero(tied & ~right))
 
 
 def ann_recall(exact: FloatArray, found: RowArray, k: int = ANN_K) -> float:
@@ -229,15 +245,16 @@ class _Direction:
         coarse, exact = scores[min(scores)], scores[max(scores)]
         for level, found in scores.items():
             tally.ranks[level].append(pessimistic_rank(found[counted], right[counted]))
+        wanted = np.where(counted, exact, -np.inf).astype(np.float32)
+        k = min(ANN_K, int(counted.sum()))
         for size, gallery in self._galleries.items():
-            tally.widths[size].append(_top_ranks(coarse[gallery], exact[gallery], ANN_K))
+            tally.widths[size].append(_top_ranks(coarse[gallery], wanted[gallery], k))
         outputs = {n: out[i : i + 1] for n, out in self._sampled.queries.outputs.items()}
         for name, plan in self._plans.items():
             hits = run_plan(self._searcher, self._searched, plan, outputs)[0]
-            some = counted[hits.rows]
-            rank = pessimistic_rank(hits.scores[some], right[hits.rows][some])
-            tally.plan_ranks[name].append(rank)
-            tally.ann[name].append(ann_recall(exact, hits.rows))
+            others = hits.rows[counted[hits.rows]]
+            tally.plan_ranks[name].append(plan_rank(wanted, others, right))
+            tally.ann[name].append(ann_recall(wanted, others, k))
 
     def _summary(self, tally: _Tally) -> DirectionReport:
         by_width, needed = _width_curves(tally.widths) if tally.counted else ({}, {})
@@ -321,21 +338,27 @@ def _groups(snapshot: Snapshot, column: str | None) -> RowArray:
 
 def sample_queries(
     snapshot: Snapshot, model: Model, limit: int, seed: int = SEED
-) -> dict[Modality, Sampled]:
-    """Up to `limit` captions and pictures of the snapshot, encoded through every exit."""
+) -> tuple[dict[Modality, Sampled], int]:
+    """Up to `limit` captions and pictures of the snapshot, encoded through every exit.
+
+    Besides, how many of the pictures could not be read.
+    """
     rng = np.random.default_rng(seed)
     found: dict[Modality, Sampled] = {}
+    unread = 0
     for side in snapshot.sides.values():
         rows = np.sort(rng.choice(side.size, min(limit, side.size), replace=False))
         ordinals = side.row_items[rows].tolist()
         queries = _encoded(snapshot, model, side, rows, ordinals)
+        if side.modality == "image" and model.image is not None:
+            unread = len(rows) - (0 if queries is None else len(queries))
         if queries is None:
             continue
         own = rows
         if side.modality == "image":  # one row an item; unreadable pictures dropped out
             own = np.searchsorted(side.row_items, queries.ordinals)
         found[side.modality] = Sampled(queries, own.astype(np.int64))
-    return found
+    return found, unread
 
 
 def _encoded(

@@ -9,12 +9,16 @@ A stage graph's inputs are any of the tower's own inputs (`input_ids`, `attentio
 `pixel_values`) and the states of the stage before, matched by name; its outputs are `embedding`
 ((n, dim) float32, L2-normalised in the graph) and the states the next stage wants. Nothing here
 needs onnxruntime: see `hivlp.models.runtime` for what runs it.
+
+Notable: a manifest's `seal` is the sha256 of its file's bytes with the seal's 64 digits replaced by
+zeros, so a changed byte in the manifest is found like one in any other file. Snapshots do the same.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +32,8 @@ from hivlp.models.levels import GalleryKind, LevelSpec, Modality
 FORMAT_VERSION = 1
 MANIFEST_NAME = "manifest.json"
 EMBEDDING_NAME = "embedding"
+UNSEALED = "0" * 64
+_SEAL = re.compile(rb'"seal": "([0-9a-f]{64})"')
 
 
 class _Part(BaseModel):
@@ -114,6 +120,7 @@ class ArtifactManifest(_Part):
     """Everything needed to run the model, and to tell whether it fits an index."""
 
     format_version: Literal[1] = 1
+    seal: str = Field(default=UNSEALED, pattern=r"^[0-9a-f]{64}$")
     name: str
     created_at: str
     gallery: GalleryKind
@@ -167,13 +174,15 @@ class Artifact:
 
 
 def read_manifest(path: Path) -> ArtifactManifest:
-    """Parse `path`/manifest.json. Raises ArtifactError."""
+    """Read `path`/manifest.json, check its seal, and parse it. Raises ArtifactError."""
     try:
-        text = (path / MANIFEST_NAME).read_text(encoding="utf-8")
+        data = (path / MANIFEST_NAME).read_bytes()
     except OSError as error:
         raise ArtifactError(path, f"no readable {MANIFEST_NAME}: {error.strerror}") from error
+    if (trouble := broken_seal(data)) is not None:
+        raise ArtifactCorrupt(path, f"{MANIFEST_NAME}: {trouble}")
     try:
-        return ArtifactManifest.model_validate_json(text)
+        return ArtifactManifest.model_validate_json(data)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
@@ -195,6 +204,22 @@ def verify_file(root: Path, name: str, record: FileRecord) -> None:
 
 
 def write_manifest(folder: Path, manifest: ArtifactManifest) -> None:
-    """Write `folder`/manifest.json, indented, ending in a newline."""
-    text = manifest.model_dump_json(indent=2) + "\n"
-    (folder / MANIFEST_NAME).write_text(text, encoding="utf-8")
+    """Seal and write `folder`/manifest.json, indented, ending in a newline."""
+    (folder / MANIFEST_NAME).write_bytes(sealed_json(manifest))
+
+
+def sealed_json(manifest: BaseModel) -> bytes:
+    """A manifest with a field `seal`, as the bytes of its file."""
+    unsealed = manifest.model_copy(update={"seal": UNSEALED}).model_dump_json(indent=2) + "\n"
+    seal = hashlib.sha256(unsealed.encode()).hexdigest()
+    return unsealed.replace(f'"seal": "{UNSEALED}"', f'"seal": "{seal}"', 1).encode()
+
+
+def broken_seal(data: bytes) -> str | None:
+    """What is wrong with the seal of a manifest's bytes, or None."""
+    found = _SEAL.search(data)
+    if found is None:
+        return "no seal"
+    unsealed = data[: found.start(1)] + UNSEALED.encode() + data[found.end(1) :]
+    same = hashlib.sha256(unsealed).hexdigest() == found.group(1).decode()
+    return None if same else "differs from its own seal"

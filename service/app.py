@@ -53,6 +53,7 @@ def create_app(
         title="hivlp",
         version=version("hivlp"),
         summary=SUMMARY,
+        openapi_url=None,
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,

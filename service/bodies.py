@@ -24,6 +24,8 @@ from hivlp.service.errors import Malformed, ServiceError, not_available
 # Fields of a form whose value is a text; every other is written as JSON: k=5, rerank=false.
 TEXT_FIELDS = frozenset({"index", "snapshot", "modality", "plan"})
 MAX_FORM_FIELDS = 64
+# The field with a broken text is looked for in bodies up to this size; it takes time.
+MAX_BLAMED_BYTES = 128 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,8 @@ def _parse(raw: bytes) -> Any:
 
 def _blame_broken_text(raw: bytes) -> None:
     """Raise InputError naming the field that holds a lone surrogate, if the rest is JSON."""
+    if len(raw) > MAX_BLAMED_BYTES:
+        return
     try:
         value = json.loads(raw.decode("utf-8"))
     except (ValueError, RecursionError):
@@ -130,6 +134,13 @@ def decode_base64(text: str, max_image_bytes: int) -> bytes:
 
 
 async def _read_form(request: Request, max_image_bytes: int) -> Upload:
+    try:
+        return await _parse_form(request, max_image_bytes)
+    except UnicodeError as error:
+        raise Malformed("the form can't be read in the charset that it names") from error
+
+
+async def _parse_form(request: Request, max_image_bytes: int) -> Upload:
     async with request.form(max_files=1, max_fields=MAX_FORM_FIELDS) as form:
         fields: dict[str, Any] = {}
         image: bytes | None = None

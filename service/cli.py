@@ -56,6 +56,8 @@ def serve(arguments: Sequence[str]) -> int:
     names_to_serve(settings)
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     logging.getLogger("faiss").setLevel(logging.WARNING)
+    # It warns of every broken form, which anyone can send; the sender is told.
+    logging.getLogger("python_multipart").setLevel(logging.ERROR)
     with listening(settings.host, settings.port) as bound:
         return _run(settings, bound)
 
@@ -130,6 +132,7 @@ def _config(app: Any) -> uvicorn.Config:
         app,
         loop="uvloop",
         http="httptools",
+        ws="none",
         log_level="warning",
         access_log=False,
         server_header=False,

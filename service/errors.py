@@ -102,6 +102,10 @@ VALIDATION_CODES = {
     "too_short": "out_of_range",
     "invalid_text": "invalid_text",
 }
+# Of fields that take one of several types, pydantic's path also names the type; we don't.
+UNION_FIELDS = frozenset({"with_metadata"})
+# What was sent is quoted in errors no further than this.
+MAX_QUOTED_CHARS = 4_096
 PLAIN_MESSAGES = {"missing": "is needed", "extra_forbidden": "is not a field of this request"}
 
 
@@ -119,8 +123,8 @@ class Problem:
         """The envelope."""
         inner = {
             "code": self.code,
-            "message": self.message,
-            "param": self.param,
+            "message": _clipped(self.message),
+            "param": None if self.param is None else _clipped(self.param),
             "request_id": request_id,
         }
         return {"error": inner}
@@ -153,13 +157,21 @@ def problem_of(error: Exception) -> Problem | None:
 def _of_validation(error: ValidationError | RequestValidationError) -> Problem:
     first = error.errors()[0]
     kind = str(first["type"])
-    places = list(first["loc"])
+    places = [
+        place
+        for before, place in zip((None, *first["loc"]), first["loc"], strict=False)
+        if before not in UNION_FIELDS or isinstance(place, int)
+    ]
     if isinstance(error, RequestValidationError):
         del places[:1]  # body, query or path: where it was, not what it is called
     param = ".".join(str(place) for place in places) or None
     message = PLAIN_MESSAGES.get(kind) or first["msg"].removeprefix("Value error, ")
     code = VALIDATION_CODES.get(kind, "invalid_value")
     return Problem(422, code, f"{param or 'the body'}: {message}", param)
+
+
+def _clipped(text: str) -> str:
+    return text if len(text) <= MAX_QUOTED_CHARS else f"{text[:MAX_QUOTED_CHARS]}…"
 
 
 def problem_response(problem: Problem, request_id: str) -> Response:

@@ -18,7 +18,7 @@ from hivlp.index.local_searcher import LocalSearcher
 from hivlp.index.snapshot.live import LiveSnapshot
 from hivlp.index.snapshot.manifest import SnapshotManifest
 from hivlp.index.snapshot.store import SnapshotStore
-from hivlp.models.artifact import MANIFEST_NAME, read_manifest
+from hivlp.models.artifact import MANIFEST_NAME, ArtifactManifest, read_manifest
 from hivlp.models.encoder import Encoder
 from hivlp.models.errors import ArtifactError, HivlpError, SpaceMismatch
 from hivlp.models.levels import Modality
@@ -85,14 +85,24 @@ def load_catalogue(settings: Settings) -> Catalogue:
 def find_artifact(settings: Settings, manifest: SnapshotManifest) -> Path:
     """The folder of the newest artifact that aims at the index's space.
 
-    Raises SpaceMismatch when the artifacts there are aim elsewhere, ArtifactError for none.
+    One that can't be read is left out. Raises ArtifactError for it when no other fits, or for none
+    at all, SpaceMismatch when those there are aim elsewhere.
     """
-    found = [(path, read_manifest(path)) for path in _artifact_folders(settings, manifest)]
+    found: list[tuple[Path, ArtifactManifest]] = []
+    broken: list[ArtifactError] = []
+    for path in _artifact_folders(settings, manifest):
+        try:
+            found.append((path, read_manifest(path)))
+        except ArtifactError as error:
+            log.warning("left out: %s", error)
+            broken.append(error)
     fitting = [
         (m.created_at, path) for path, m in found if m.gallery_space == manifest.gallery_space
     ]
     if fitting:
         return max(fitting)[1]
+    if broken:
+        raise broken[0]
     if found:
         raise SpaceMismatch(expected=manifest.gallery_space, received=found[0][1].gallery_space)
     raise ArtifactError(settings.home / ARTIFACTS, "no model here; `hivlp demo` makes one")

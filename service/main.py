@@ -69,10 +69,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run(command: Command, name: str, arguments: Sequence[str]) -> int:
-    """Run a loaded subcommand; turn errors made on purpose and Ctrl-C into exit codes."""
+    """Run a loaded subcommand; turn errors made on purpose, the system's, and Ctrl-C into codes."""
     try:
         return command(arguments)
     except HivlpError as error:
+        print(f"hivlp {name}: {error}", file=sys.stderr)
+        return FAILED
+    except OSError as error:  # a full disk, a file that is in the way
         print(f"hivlp {name}: {error}", file=sys.stderr)
         return FAILED
     except KeyboardInterrupt:

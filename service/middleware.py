@@ -44,6 +44,9 @@ class Edge:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        if scope["method"] == "HEAD":
+            # Answered as GET everywhere; the server below keeps the body to itself.
+            scope = {**scope, "method": "GET"}
         exchange = _Exchange(scope, receive, send, self._max_body_bytes)
         try:
             await self._app(scope, exchange.receive, exchange.send)
@@ -74,6 +77,7 @@ class _Exchange:
         self._send = send
         self._max_body_bytes = max_body_bytes
         self._received_bytes = 0
+        self._received_all = scope["method"] == "GET"
         self._started = False
         headers = Headers(scope=scope)
         self._declared = headers.get("content-length", "")
@@ -89,6 +93,7 @@ class _Exchange:
             raise BodyTooLarge(self._max_body_bytes)
         message = await self._receive()
         self._received_bytes += len(message.get("body", b""))
+        self._received_all = not message.get("more_body", False)
         if self._received_bytes > self._max_body_bytes:
             raise BodyTooLarge(self._max_body_bytes)
         return message
@@ -97,12 +102,25 @@ class _Exchange:
         """Pass a message on, with our headers on its start."""
         if message["type"] == "http.response.start":
             self._started = True
-            self.status = message["status"]
+            self.status = CLIENT_LEFT if self._has_left() else message["status"]
             headers = MutableHeaders(scope=message)
             headers["X-Request-ID"] = self._request_id
             for name, value in SECURITY_HEADERS.items():
                 headers.setdefault(name, value)
         await self._send(message)
+
+    def _has_left(self) -> bool:
+        """Whether nobody waits for the answer any more; a body still to come isn't asked for."""
+        if not self._received_all:
+            return False
+        # One step of `receive`: a client that left is told at once, all else would be waited for.
+        waiting = self._receive().__await__()
+        try:
+            next(waiting)
+        except StopIteration as told:
+            return bool(told.value["type"] == "http.disconnect")
+        waiting.close()
+        return False
 
     async def fail(self, error: Exception) -> None:
         """Answer what no handler did; an answer already begun can only be cut off."""

@@ -1,6 +1,7 @@
 """The OpenAPI document: bodies are read by hand, so they are described by hand.
 
-python -m hivlp.service.openapi docs/openapi.json     write the committed copy
+python -m hivlp.service.openapi docs/openapi.json             write the committed copy
+python -m hivlp.service.openapi --check docs/openapi.json     fail where it is out of date
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
+from starlette.responses import Response
 
-from hivlp.service.answers import ErrorAnswer
+from hivlp.service.answers import ErrorAnswer, json_response
 from hivlp.service.schemas import (
     BatchSearch,
     EmbedImage,
@@ -72,14 +74,18 @@ def upload_body(model: type[BaseModel]) -> dict[str, Any]:
 
 
 def install(app: FastAPI) -> None:
-    """Make the app's document hold the schemas that `json_body` and `upload_body` refer to."""
+    """Make the app's document hold the schemas that the bodies refer to, and serve it."""
 
     def document() -> dict[str, Any]:
         if app.openapi_schema is None:
             app.openapi_schema = _document(app)
         return app.openapi_schema
 
+    async def send() -> Response:
+        return json_response(document())
+
     app.openapi = document  # type: ignore[method-assign]
+    app.add_api_route("/openapi.json", send, include_in_schema=False, response_model=None)
 
 
 def _document(app: FastAPI) -> dict[str, Any]:
@@ -109,12 +115,16 @@ def document_bytes(app: FastAPI) -> bytes:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Write the document to the file named, or to standard output."""
+    """Write the document to the file named, or check it, or write to standard output."""
     from hivlp.service.app import create_app
     from hivlp.service.settings import Settings
 
     data = document_bytes(create_app(Settings()))
-    if arguments:
+    if arguments[:1] == ["--check"]:
+        if Path(arguments[1]).read_bytes() != data:
+            print(f"{arguments[1]} is out of date: write it anew", file=sys.stderr)
+            return 1
+    elif arguments:
         Path(arguments[0]).write_bytes(data)
     else:
         sys.stdout.buffer.write(data)

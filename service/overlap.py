@@ -3,15 +3,18 @@
     this thread     encode 1 | search 1 ......| search 2 ...| search 3
     ahead's thread           | encode 2 ..| encode 3 ..|
 
-`early_outputs` asks the encoder for the next stage before it hands on the last, never for more
-stages than the plan reads. With `ahead` None the same code runs in turn.
+The encoder never waits for a search: `early_outputs` lets it run through the stages that the plan
+reads, and no further, while what is done waits to be searched. With `ahead` None the same stages
+run in turn.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
+from queue import SimpleQueue
 
 from hivlp.index.candidates import Candidates
 from hivlp.index.cascade import Plan, Stage
@@ -33,7 +36,7 @@ class Found:
 def early_outputs(
     outputs: Iterator[EarlyOutput], wanted: int, ahead: Executor | None, timeline: Timeline
 ) -> Iterator[EarlyOutput]:
-    """The first `wanted` of `outputs`, each measured, the next one under way in `ahead`."""
+    """The first `wanted` of `outputs`, each measured; all but the first computed in `ahead`."""
 
     def compute(level: int) -> EarlyOutput:
         with timeline.measure("encode", level):
@@ -41,28 +44,53 @@ def early_outputs(
         assert output.level == level, (output.level, level)
         return output
 
-    pending: Future[EarlyOutput] | None = None
+    running: Future[None] | None = None
+    done: SimpleQueue[EarlyOutput | BaseException] = SimpleQueue()
+    left = threading.Event()
     try:
-        for level in range(1, wanted + 1):
-            output = pending.result() if pending else compute(level)
-            pending = ahead.submit(compute, level + 1) if ahead and level < wanted else None
+        first = compute(1)
+        if ahead is not None and wanted > 1:
+            running = ahead.submit(_run_on, compute, wanted, done, left)
+        yield first
+        for level in range(2, wanted + 1):
+            output = compute(level) if running is None else done.get()
+            if isinstance(output, BaseException):
+                raise output
             yield output
     finally:
-        _drop(outputs, pending)
+        left.set()
+        _drop(outputs, running)
 
 
-def _drop(outputs: Iterator[EarlyOutput], pending: Future[EarlyOutput] | None) -> None:
-    """Stop the encoder: what has not begun never will; what runs is left to end by itself."""
+def _run_on(
+    compute: Callable[[int], EarlyOutput],
+    wanted: int,
+    done: SimpleQueue[EarlyOutput | BaseException],
+    left: threading.Event,
+) -> None:
+    """Compute levels 2 to `wanted` into `done`, until something fails or the reader has left."""
+    for level in range(2, wanted + 1):
+        if left.is_set():
+            return
+        try:
+            done.put(compute(level))
+        except BaseException as error:
+            done.put(error)
+            return
+
+
+def _drop(outputs: Iterator[EarlyOutput], running: Future[None] | None) -> None:
+    """Stop the encoder: what has not begun never will; a stage that runs is left to end."""
 
     def close(_: object = None) -> None:
         if hasattr(outputs, "close"):
             outputs.close()
 
-    if pending is None:
+    if running is None:
         close()
     else:
-        pending.cancel()
-        pending.add_done_callback(close)
+        running.cancel()
+        running.add_done_callback(close)
 
 
 def levels_wanted(plan: Plan) -> int:

@@ -18,17 +18,17 @@ from cachetools import LRUCache
 from PIL import Image
 
 from hivlp.index.errors import CorpusError
-from hivlp.index.pictures import ROW_MARK, read_picture
+from hivlp.index.pictures import MAX_PICTURE_BYTES, read_picture, split_ref
 from hivlp.models.errors import HivlpError, ImageError
 from hivlp.models.runtime.formats import supported_format
 from hivlp.models.runtime.images import ImageLimits, decode_image
 
-MAX_FILE_BYTES = 64 << 20
 THUMBNAIL_CACHE_BYTES = 32 << 20
 MIN_THUMBNAIL_PX = 16
 # What every browser shows; the rest is always converted.
 WEB_TYPES = {"PNG": "image/png", "JPEG": "image/jpeg", "WebP": "image/webp", "GIF": "image/gif"}
-THUMBNAIL_TYPE = "image/webp"
+# The most that a WebP picture can measure; what is larger becomes a PNG.
+MAX_WEBP_PX = 16_383
 
 
 class NoPicture(HivlpError):
@@ -61,18 +61,18 @@ def locate(root: Path | None, reference: str | None, item_id: str) -> Found:
     """Where a reference leads. Raises NoPicture for nowhere, or out of the root."""
     if root is None or reference is None:
         raise NoPicture(item_id, "it was indexed without one")
-    file, mark, row = reference.rpartition(ROW_MARK)
+    file, row = split_ref(reference)
     try:
         base = root.resolve(strict=True)
-        path = (base / (file if mark else reference)).resolve(strict=True)
+        path = (base / file).resolve(strict=True)
         found = path.stat()
     except (OSError, ValueError, RuntimeError) as error:
         raise NoPicture(item_id, "its file is gone") from error
     if not path.is_relative_to(base) or not stat.S_ISREG(found.st_mode):
         raise NoPicture(item_id, "its reference leaves the corpus")
-    if not mark and found.st_size > MAX_FILE_BYTES:
+    if row is None and found.st_size > MAX_PICTURE_BYTES:
         raise NoPicture(item_id, "its file is too large")
-    place = zlib.crc32(row.encode()) if mark else 0
+    place = 0 if row is None else zlib.crc32(str(row).encode())
     tag = f"{found.st_mtime_ns:x}-{found.st_size:x}-{place:x}"
     return Found(item_id, base, reference, tag)
 
@@ -81,7 +81,7 @@ class Pictures:
     """Reads and shrinks pictures; keeps the most recently used thumbnails. Thread-safe."""
 
     def __init__(self, max_pixels: int) -> None:
-        self._limits = ImageLimits(max_bytes=MAX_FILE_BYTES, max_pixels=max_pixels)
+        self._limits = ImageLimits(max_bytes=MAX_PICTURE_BYTES, max_pixels=max_pixels)
         self._lock = threading.Lock()
         self._kept: LRUCache[tuple[Path, str, str, int], Picture] = LRUCache(
             THUMBNAIL_CACHE_BYTES, getsizeof=lambda picture: len(picture.data)
@@ -118,8 +118,11 @@ class Pictures:
         if size is not None:
             image.thumbnail((size, size), Image.Resampling.LANCZOS)
         stream = io.BytesIO()
+        if max(image.size) > MAX_WEBP_PX:
+            image.save(stream, "PNG", compress_level=1)
+            return Picture(stream.getvalue(), WEB_TYPES["PNG"])
         image.save(stream, "WEBP", quality=85)
-        return Picture(stream.getvalue(), THUMBNAIL_TYPE)
+        return Picture(stream.getvalue(), WEB_TYPES["WebP"])
 
 
 def _read(found: Found) -> tuple[bytes, str]:
@@ -128,6 +131,6 @@ def _read(found: Found) -> tuple[bytes, str]:
     except CorpusError as error:
         raise NoPicture(found.item_id, "its file can't be read") from error
     kind = supported_format(data)
-    if kind is None or len(data) > MAX_FILE_BYTES:
+    if kind is None or len(data) > MAX_PICTURE_BYTES:
         raise NoPicture(found.item_id, "its file is no supported picture")
     return data, kind

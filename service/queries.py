@@ -196,9 +196,3 @@ def _prepare(encoder: Encoder[Any], item: Any, param: str) -> EncoderBatch:
 def image_limits(limits: Limits) -> ImageLimits:
     """This server's limits in the words of the picture decoder."""
     return ImageLimits(max_bytes=limits.max_image_bytes, max_pixels=limits.max_pixels)
-
-
-def warm_up(encoder: Encoder[Any], item: Any) -> None:
-    """Run every stage of a tower once."""
-    for _ in encoder.encode(encoder.prepare([item])):
-        pass

@@ -2,14 +2,15 @@
 
 Bounds that a setting moves (k, offset, ...) are checked by `check_limits`, so that the limits in
 force are those of this server; what later versions bring is in the model and answered
-`not_available`, never ignored.
+`not_available`, never ignored. The first thing wrong ends the check of a list or of unknown fields:
+a body of millions of wrong values must not become millions of errors.
 """
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from hivlp.models.errors import InputError
@@ -31,11 +32,21 @@ def _no_nul(text: str) -> str:
 Text = Annotated[str, AfterValidator(_no_nul)]
 Name = Annotated[str, Field(min_length=1, max_length=256), AfterValidator(_no_nul)]
 ItemId = Annotated[str, Field(min_length=1, max_length=MAX_ID_CHARS), AfterValidator(_no_nul)]
+Columns = Annotated[list[Name], Field(max_length=MAX_METADATA_NAMES, fail_fast=True)]
 PlanChoice = Literal["auto", "cascade", "funnel", "exact"]
 
 
 class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_unknown_field_is_enough(cls, value: Any) -> Any:
+        known = cls.model_fields
+        if not isinstance(value, dict) or len(value) <= len(known):
+            return value
+        unknown = next(name for name in value if name not in known)
+        return {name: value[name] for name in (*known, unknown) if name in value}
 
 
 class Width(_Strict):
@@ -55,8 +66,8 @@ class SearchOptions(_Strict):
     k: int = Field(default=10, ge=1, description="How many hits to return.")
     offset: int = Field(default=0, ge=0, description="How many hits to skip.")
     modality: Modality = Field(default="image", description="What is searched.")
-    filter: JsonValue = Field(default=None, description="Not available yet.")
-    with_metadata: bool | list[Name] = Field(
+    filter: Any = Field(default=None, description="Not available yet.")
+    with_metadata: Columns | bool = Field(
         default=True, description="All metadata, none, or the named columns."
     )
     explain: bool = Field(default=False, description="Score and rank of each hit at every level.")
@@ -68,7 +79,10 @@ class SearchOptions(_Strict):
         "first, `exact` scores every row at the finest level.",
     )
     cascade: list[Width] = Field(
-        default_factory=list, max_length=MAX_STAGES, description="Widths, coarse first."
+        default_factory=list,
+        max_length=MAX_STAGES,
+        fail_fast=True,
+        description="Widths, coarse first.",
     )
     max_level: int | None = Field(default=None, ge=1, description="Use no level beyond this one.")
     early_exit: bool = Field(default=False, description="Not available yet.")
@@ -96,7 +110,10 @@ class VectorSearch(SearchOptions):
     """Search by a vector of the finest level."""
 
     vector: list[float] = Field(
-        min_length=1, max_length=65_536, description="All dimensions of the finest level."
+        min_length=1,
+        max_length=65_536,
+        fail_fast=True,
+        description="All dimensions of the finest level.",
     )
 
 
@@ -106,7 +123,7 @@ class BatchSearch(_Strict):
     Each is the body of its own endpoint with `kind` beside: text, image, similar or vector.
     """
 
-    searches: list[dict[str, Any]] = Field(min_length=1)
+    searches: list[dict[str, Any]] = Field(min_length=1, fail_fast=True)
 
 
 class EmbedText(_Strict):
@@ -134,9 +151,6 @@ def check_limits(options: SearchOptions, limits: Limits) -> None:
     for place, width in enumerate(options.cascade):
         if width.keep > limits.max_keep:
             raise _over(f"cascade.{place}.keep", width.keep, limits.max_keep)
-    names = options.with_metadata
-    if isinstance(names, list) and len(names) > MAX_METADATA_NAMES:
-        raise _over("with_metadata", len(names), MAX_METADATA_NAMES)
 
 
 def _check_available(options: SearchOptions) -> None:

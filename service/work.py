@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from concurrent.futures import Executor
 from typing import Any
@@ -128,7 +129,7 @@ def _add_explanations(
     rows = np.array([item.row for item in items], dtype=np.int64)
     scores = searcher.explain(options.modality, found.queries, rows)
     places = {
-        level: {int(row): place + 1 for place, row in enumerate(kept.rows)}
+        level: dict(zip(kept.rows.tolist(), itertools.count(1), strict=False))
         for level, kept in found.kept.items()
     }
     for i, (hit, item) in enumerate(zip(hits, items, strict=True)):

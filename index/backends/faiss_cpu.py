@@ -31,6 +31,9 @@ BLAS_FROM = 4_096
 """Queries x dimension from which faiss multiplies matrices instead of scanning query by query."""
 SLACK = 32
 """Rows asked for beyond k, so that rows tied with the k-th are seen."""
+FAST_SCAN_FETCH = 8
+"""Rows scored by the kernel for each row wanted: fast-scan's own order is coarse, and the prefixes
+of 4,000 rows are scored in a millisecond, where re-scoring them at the next level costs several."""
 MARGIN = 1e-5
 """More than faiss's inner product of unit vectors can differ from ours by rounding."""
 
@@ -129,8 +132,7 @@ class FaissLevel:
         assert entry_rows is None, "a scan has no entry rows"
         assert mask is None or self.capabilities.mask, f"{self.codec} codes take no mask"
         checked = check_queries(queries, self.dim)
-        # Fast-scan's order is coarse: what lies just behind the k-th is worth scoring too.
-        fetch = (2 * k if self.codec == "pq64x4fs" else k) + SLACK
+        fetch = (FAST_SCAN_FETCH * k if self.codec == "pq64x4fs" else k) + SLACK
         allowed = self.size if mask is None else mask.count
         if fetch >= allowed or (mask is not None and allowed <= FEW):  # no heap can help
             return [best_rows(self._rows, query, k, mask) for query in checked]
@@ -173,7 +175,8 @@ def codec_for(codec: Codec, rows: int) -> Codec:
 def write_codes(path: Path, rows: LevelRows, codec: Codec) -> None:
     """Write a level's unit vectors as a FAISS file: trained on a spread of rows, then all added.
 
-    Raises ValueError for NaN or Inf, and for fast-scan codes of fewer than `LEAST_PQ` rows.
+    Raises OSError, and ValueError for NaN or Inf and for fast-scan codes of fewer than `LEAST_PQ`
+    rows.
     """
     if codec != codec_for(codec, rows.size):
         raise ValueError(f"{codec} needs at least {LEAST_PQ} rows, there are {rows.size}")
@@ -184,7 +187,7 @@ def write_codes(path: Path, rows: LevelRows, codec: Codec) -> None:
         index.train(finite(rows.vectors(np.arange(0, rows.size, step))))
     for start in range(0, rows.size, CHUNK):
         index.add(finite(rows.vectors(np.arange(start, min(start + CHUNK, rows.size)))))
-    faiss.write_index(index, str(path))
+    write(index, path, 0)
 
 
 def open_codes(path: Path, level: int, rows: LevelRows) -> FaissLevel:
@@ -204,6 +207,14 @@ def read(path: Path, flags: int) -> Any:
         return faiss.read_index(str(path), mapped | flags)
     except RuntimeError as error:
         raise ValueError(f"not a readable FAISS index: {str(error).splitlines()[0]}") from error
+
+
+def write(index: Any, path: Path, flags: int) -> None:
+    """Write a FAISS file. Raises OSError, for a full disk say."""
+    try:
+        faiss.write_index(index, str(path), flags)
+    except RuntimeError as error:
+        raise OSError(f"{path.name}: {str(error).splitlines()[-1]}") from error
 
 
 def finite(vectors: FloatArray) -> FloatArray:

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hivlp.index.backends.exact import best_rows
-from hivlp.index.backends.faiss_cpu import SLACK, FaissLevel, finite, one_thread, read
+from hivlp.index.backends.faiss_cpu import SLACK, FaissLevel, finite, one_thread, read, write
 from hivlp.index.backends.rows import LevelRows, check_queries, ranked_scores
 from hivlp.index.candidates import Candidates, RowArray
 from hivlp.index.level_index import Capabilities, SearchParams
@@ -147,14 +147,14 @@ def write_graph(path: Path, rows: LevelRows) -> None:
     """Build a graph over a level's unit vectors and write its links.
 
     One thread: the same rows give the same graph. Needs the level in memory as fp32 besides, while
-    it builds. Raises ValueError for NaN or Inf.
+    it builds. Raises OSError, and ValueError for NaN or Inf.
     """
     one_thread()
     index = faiss.IndexHNSWFlat(rows.dim, LINKS, faiss.METRIC_INNER_PRODUCT)
     index.hnsw.efConstruction = BUILD_EF
     for start in range(0, rows.size, CHUNK):
         index.add(finite(rows.vectors(np.arange(start, min(start + CHUNK, rows.size)))))
-    faiss.write_index(index, str(path), faiss.IO_FLAG_SKIP_STORAGE)
+    write(index, path, faiss.IO_FLAG_SKIP_STORAGE)
 
 
 def open_graph(

@@ -75,8 +75,6 @@ class LevelRows:
 
     def score(self, query: FloatArray, rows: RowArray) -> FloatArray:
         """Scores of given rows (m,) int64 for one query (dim,) float32: (m,) float32."""
-        # `take` on whole rows: fancy indexing is 4 to 30 times slower (and `take` on a slice copies
-        # the whole matrix first).
         scores: FloatArray = np.vecdot(self._taken(rows), query)
         return scores if self.inverse_norms is None else scores * self.inverse_norms.take(rows)
 
@@ -84,11 +82,15 @@ class LevelRows:
         """The level's unit vectors of given rows: (m,) int64 in, (m, dim) float32 out."""
         taken = self._taken(rows)
         exact = self.inverse_norms is None and self.matrix.dtype == np.float32
-        return np.ascontiguousarray(taken) if exact else normalise(taken)
+        return taken if exact else normalise(taken)
 
     def _taken(self, rows: RowArray) -> FloatArray:
-        """The stored numbers of given rows: (m, dim) float32."""
-        return self.matrix.take(rows, axis=0)[:, : self.dim].astype(np.float32, copy=False)
+        """The level's columns of given rows, copied: (m, dim) float32, C-contiguous."""
+        # Indexing both axes reads the prefix alone, in half the time of `take` on whole rows or
+        # less; whole rows `take` is best at (on a slice it would copy the whole matrix first).
+        if self.dim == self.matrix.shape[1]:
+            return self.matrix.take(rows, axis=0).astype(np.float32, copy=False)
+        return np.ascontiguousarray(self.matrix[rows, : self.dim], dtype=np.float32)
 
     def _parts(self) -> Iterator[FloatArray]:
         """Every row in order, (m, dim) float32 each: all at once where nothing must be cast."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -119,26 +120,26 @@ def _write_rows(
     gallery: GalleryKind,
     rows_type: RowsType,
 ) -> list[StoredArray]:
-    """One matrix when nested, one a level when per_exit; filled from the cache part by part."""
+    """One matrix when nested, one a level when per_exit; filled from the cache part by part.
+
+    Written as files and mapped afterwards: a write into a mapping of a full disk kills the process.
+    """
     widths = list(dims[-1:]) if gallery == "nested" else list(dims)
     first = len(dims) if gallery == "nested" else 1
-    matrices = [
-        np.lib.format.open_memmap(
-            folder / layout.rows_file(side, gallery, first + i),
-            mode="w+",
-            dtype=np.float16 if rows_type == "fp16" else np.float32,
-            shape=(len(keys), width),
-        )
-        for i, width in enumerate(widths)
-    ]
+    paths = [folder / layout.rows_file(side, gallery, first + i) for i in range(len(widths))]
     cuts = np.cumsum(widths)[:-1]
-    for start in range(0, len(keys), FETCH):
-        vectors = cache.get(keys[start : start + FETCH])
-        for matrix, part in zip(matrices, np.split(vectors, cuts, axis=1), strict=True):
-            matrix[start : start + FETCH] = part
-    for matrix in matrices:
-        matrix.flush()
-    return [cast(StoredArray, matrix.view(np.ndarray)) for matrix in matrices]
+    kind = "<f2" if rows_type == "fp16" else "<f4"
+    with ExitStack() as stack:
+        streams = [stack.enter_context(path.open("wb")) for path in paths]
+        for stream, width in zip(streams, widths, strict=True):
+            header = {"descr": kind, "fortran_order": False, "shape": (len(keys), width)}
+            np.lib.format.write_array_header_1_0(stream, header)
+        for start in range(0, len(keys), FETCH):
+            vectors = cache.get(keys[start : start + FETCH])
+            for stream, part in zip(streams, np.split(vectors, cuts, axis=1), strict=True):
+                stream.write(np.ascontiguousarray(part, dtype=kind).data)
+    mapped = [np.load(path, mmap_mode="r", allow_pickle=False) for path in paths]
+    return [cast(StoredArray, matrix.view(np.ndarray)) for matrix in mapped]
 
 
 def _nested_levels(

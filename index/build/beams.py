@@ -16,7 +16,8 @@ import numpy as np
 
 from hivlp.index.build.confidence import recall_lower
 from hivlp.index.build.directions import Direction
-from hivlp.index.candidates import RowArray
+from hivlp.index.build.widths import equals, without_itself
+from hivlp.index.candidates import Candidates, RowArray
 from hivlp.index.cascade import PlanName
 from hivlp.index.level_index import LevelIndex, SearchParams
 from hivlp.index.snapshot.manifest import WidthRecord
@@ -42,32 +43,33 @@ class _Setting:
 def measure_beams(
     direction: Direction,
     graphs: Mapping[int, LevelIndex],
-    truth: Sequence[RowArray],
+    best: Sequence[Candidates],
     ks: Sequence[int],
     target: float,
 ) -> list[WidthRecord]:
     """Beams of both plans and every k, for a side whose graphs are `graphs`.
 
-    `truth[i]` are the exact best rows of query i, at least max(ks) or all there are.
+    `best[i]` is what query i finds by exhaustive search of the finest level, at least max(ks) + 1
+    rows or all there are.
     """
     records = []
     plans: tuple[PlanName, ...] = ("cascade", "funnel") if len(graphs) > 1 else ("funnel",)
     for name in plans:
         for k in ks:
-            trial = _Trial(direction, graphs, [rows[:k] for rows in truth], k)
-            best = trial.best(name, target)
-            shares = trial.shares(best, direction.held_out)
+            trial = _Trial(direction, graphs, best, k)
+            taken = trial.best(name, target)
+            shares = trial.shares(taken, direction.held_out)
             records.append(
                 WidthRecord(
                     searched=direction.searched,
                     query=direction.query,
                     plan=name,
                     k=k,
-                    keeps=best.keeps,
-                    efs=best.efs,
+                    keeps=taken.keeps,
+                    efs=taken.efs,
                     family="graph",
                     target=target,
-                    recall_chosen_on=round(best.recall, 5),
+                    recall_chosen_on=round(taken.recall, 5),
                     recall_held_out=round(float(shares.mean()), 5),
                     recall_lower=round(recall_lower(shares), 5),
                     queries=direction.count,
@@ -83,12 +85,13 @@ class _Trial:
         self,
         direction: Direction,
         graphs: Mapping[int, LevelIndex],
-        truth: Sequence[RowArray],
+        best: Sequence[Candidates],
         k: int,
     ) -> None:
         self._direction = direction
         self._coarse, self._finest = graphs[min(graphs)], graphs[max(graphs)]
-        self._truth = truth
+        self._truth = [without_itself(found, k) for found in best]
+        self._equals = [equals(found) for found in best]
         self._k = k
         self._size = direction.size
 
@@ -146,8 +149,11 @@ class _Trial:
             entry = None if entries is None else [entries[i]]
             began = time.perf_counter()
             params = SearchParams(ef=ef)
-            found = self._finest.search(queries[i : i + 1], self._k, params, entry, None)[0]
+            # A query that is in the gallery finds itself besides, and its doubles.
+            fetch = self._k + self._equals[number]
+            found = self._finest.search(queries[i : i + 1], fetch, params, entry, None)[0]
             times.append(time.perf_counter() - began)
             wanted = self._truth[number]
-            shares[i] = len(np.intersect1d(found.rows, wanted)) / len(wanted)
+            rows = without_itself(found, self._k)
+            shares[i] = len(np.intersect1d(rows, wanted)) / len(wanted)
         return shares, times

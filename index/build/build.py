@@ -112,6 +112,15 @@ def build_index(
     Raises CorpusError, BuildError, SpaceMismatch, MissingExtra; the store is left as it was.
     """
     check_index_name(name)
+    try:
+        return _build_index(corpus, model, store, name, settings)
+    except OSError as error:  # a full disk, a folder that is read-only
+        raise BuildError(f"index {name!r} can't be written: {error}") from error
+
+
+def _build_index(
+    corpus: Corpus, model: Model, store: SnapshotStore, name: str, settings: BuildSettings
+) -> BuildReport:
     version_of_faiss = faiss_version()  # before hours of encoding, not after
     cache_folder = store.home / "cache"
     failures_file = cache_folder / "builds" / f"{name}.failures.jsonl"
@@ -195,7 +204,10 @@ def _gate(draft: _Draft, model: Model) -> dict[Modality, StagedSide]:
     rng = np.random.default_rng(SEED)
     sides = {}
     for side, built in draft.sides.items():
-        opened = sides[side] = StagedSide(draft.staging.path, built, model.gallery)
+        try:
+            opened = sides[side] = StagedSide(draft.staging.path, built, model.gallery)
+        except ValueError as error:  # cut short by a disk that filled up as it was closed
+            raise BuildError(f"a FAISS file of the {side} side came out broken: {error}") from error
         codes = {n: opened.levels[n] for n in built.rows if opened.has_codes(n)}
         for indexes in (codes, opened.graphs):
             tried = gate.check_self_retrieval(built, indexes, ids, rng)
@@ -212,13 +224,20 @@ def _encode_queries(draft: _Draft, corpus: Corpus, model: Model, settings: Build
 
 
 def _sample(draft: _Draft, corpus: Corpus, model: Model, limit: int) -> Mapping[Modality, QuerySet]:
-    """Up to `limit` captions and as many pictures, each encoded through every exit."""
+    """Up to `limit` captions and as many pictures, each encoded through every exit.
+
+    One of several equals only: the halves of the sample must not share a query.
+    """
     rng = np.random.default_rng(SEED)
-    items = draft.encoded.items
-    pictures = [(item.image, i) for i, item in enumerate(items) if item.image_key and item.image]
-    captions = [(text, i) for i, item in enumerate(items) for text in item.texts]
-    refs, image_ordinals = _chosen(pictures, limit, rng)
-    texts, text_ordinals = _chosen(captions, limit, rng)
+    pictures: dict[bytes, tuple[str, int]] = {}
+    captions: dict[bytes, tuple[str, int]] = {}
+    for ordinal, item in enumerate(draft.encoded.items):
+        if item.image_key and item.image:
+            pictures.setdefault(item.image_key, (item.image, ordinal))
+        for key, text in zip(item.text_keys, item.texts, strict=True):
+            captions.setdefault(key, (text, ordinal))
+    refs, image_ordinals = _chosen(list(pictures.values()), limit, rng)
+    texts, text_ordinals = _chosen(list(captions.values()), limit, rng)
     found: dict[Modality, QuerySet | None] = {
         "image": image_queries(model, corpus.root, refs, image_ordinals),
         "text": text_queries(model, texts, text_ordinals),

@@ -22,7 +22,7 @@ from hivlp.index.build.directions import Direction
 from hivlp.index.build.measure import measure
 from hivlp.index.build.model import Model
 from hivlp.index.build.queries import QuerySet, text_queries
-from hivlp.index.build.widths import KS, PLANS, exact_rows
+from hivlp.index.build.widths import KS, PLANS, equals, exact_best, without_itself
 from hivlp.index.cascade import PlanName, PlanRequest
 from hivlp.index.errors import BuildError
 from hivlp.index.evaluation import SEED, sample_queries
@@ -131,7 +131,7 @@ def check_recall(
 ) -> list[RecallNow]:
     """What the snapshot's own plans find now, on queries drawn anew, for every k measured."""
     model.check_fits(snapshot.manifest.gallery_space)
-    sampled = sample_queries(snapshot, model, sample, seed)
+    sampled, _ = sample_queries(snapshot, model, sample, seed)
     return [
         now
         for searched in snapshot.sides
@@ -146,14 +146,21 @@ def _recall_now(
     side = snapshot.sides[searched]
     held_out = np.ones(len(queries), dtype=np.bool_)
     direction = Direction(searched, query, queries.outputs, side.rows, held_out)
-    truth = exact_rows(direction, max(side.rows), min(max(KS), side.size))
+    best = exact_best(direction, max(side.rows), min(max(KS), side.size))
+    # Doubles of a query would take the places of what it should find: such queries don't count.
+    fair = [i for i, exact in enumerate(best) if equals(exact) <= 1]
+    if not fair:
+        return []
+    outputs = {level: vectors[fair] for level, vectors in queries.outputs.items()}
     searcher = LocalSearcher(snapshot)
     found = []
     for name in PLANS:
         for k in KS:
-            plan = searcher.plan(PlanRequest(searched, query, k, name))
-            pairs = zip(run_plan(searcher, searched, plan, queries.outputs), truth, strict=True)
-            each = [len(np.intersect1d(h.rows, t[:k])) / len(t[:k]) for h, t in pairs]
+            plan = searcher.plan(PlanRequest(searched, query, k + 1, name))
+            hits = run_plan(searcher, searched, plan, outputs)
+            pairs = zip(hits, (best[i] for i in fair), strict=True)
+            both = [(without_itself(hit, k), without_itself(exact, k)) for hit, exact in pairs]
+            each = [len(np.intersect1d(rows, exact)) / len(exact) for rows, exact in both]
             shares = np.array(each, dtype=np.float32)
             recall, lower = float(shares.mean()), recall_lower(shares)
             promised = _promised(snapshot.manifest, searched, query, name, k)
@@ -195,7 +202,7 @@ def _queries(
     snapshot: Snapshot, model: Model, settings: CalibrationSettings
 ) -> Mapping[Modality, QuerySet]:
     if settings.queries is None:
-        sampled = sample_queries(snapshot, model, settings.sample)
+        sampled, _ = sample_queries(snapshot, model, settings.sample)
         return {query: own.queries for query, own in sampled.items()}
     texts = read_queries(settings.queries)
     if len(texts) > settings.sample:

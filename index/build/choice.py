@@ -34,7 +34,7 @@ from hivlp.index.build.assemble import BuiltSide
 from hivlp.index.build.beams import measure_beams
 from hivlp.index.build.directions import Direction
 from hivlp.index.build.queries import QuerySet
-from hivlp.index.build.widths import exact_rows, sweep
+from hivlp.index.build.widths import exact_best, sweep
 from hivlp.index.candidates import Candidates
 from hivlp.index.cascade import PlanRequest, run_stage
 from hivlp.index.level_index import Codec, Family, LevelIndex
@@ -299,8 +299,8 @@ def _build(
 def _record(direction: Direction, graphs: Mapping[int, LevelIndex], sample: _Sample) -> WidthRecord:
     """The cascade's widths or beams for k = 10."""
     if graphs:
-        truth = exact_rows(direction, sample.specs[-1].level, K)
-        records = measure_beams(direction, graphs, truth, (K,), sample.target)
+        best = exact_best(direction, sample.specs[-1].level, K)
+        records = measure_beams(direction, graphs, best, (K,), sample.target)
     else:
         records = sweep(direction, sample.specs, sample.gallery, sample.target)
     return next(r for r in records if r.plan == "cascade" and r.k == K)

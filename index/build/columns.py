@@ -30,8 +30,8 @@ def metadata_columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     names = sorted({name for row in rows for name in row})
     columns: dict[str, Any] = {}
     for name in names:
-        free = name
-        while free in OWN_COLUMNS or (free != name and free in names):
+        free = _encodable(name)
+        while free in OWN_COLUMNS or free in columns or (free != name and free in names):
             free = f"_{free}"
         columns[free] = typed_column([row.get(name) for row in rows])
     return columns
@@ -52,6 +52,8 @@ def typed_column(values: Sequence[Any]) -> Any:
     }
     if kind == "text":
         values = [None if value is None else _as_text(value) for value in values]
+    elif kind == "list":
+        values = [None if value is None else [_encodable(p) for p in value] for value in values]
     elif kind == "float":
         values = [None if value is None else float(value) for value in values]
     return pa.array(values, type=types[kind])
@@ -87,5 +89,12 @@ def _parsed(filled: Sequence[str], values: Sequence[str | None]) -> tuple[str, S
 
 
 def _as_text(value: Any) -> str:
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    """Nested values, numbers and booleans as JSON, the rest (dates, decimals) as they print."""
+    if isinstance(value, (Mapping, list, tuple, bool, int, float)):
+        return _encodable(json.dumps(value, ensure_ascii=False, default=str))
+    return _encodable(str(value))
+
+
+def _encodable(text: str) -> str:
+    """Half characters become question marks: Arrow's texts are UTF-8."""
     return text.encode("utf-8", "replace").decode()

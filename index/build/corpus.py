@@ -11,10 +11,11 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -33,6 +34,8 @@ from hivlp.index.pictures import PICTURE_SUFFIXES, table_ref
 
 METADATA_NAMES = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
 PARQUET_BATCH = 256
+# What `surrogateescape` makes of bytes that are not UTF-8; JSON's own escapes are still escaped.
+_NOT_UTF8 = re.compile("[\udc80-\udcff]")
 
 
 class Corpus(ABC):
@@ -64,6 +67,8 @@ class Corpus(ABC):
 
 def open_corpus(path: Path) -> Corpus:
     """The reader for a path. Raises CorpusError for what is no corpus."""
+    if _NOT_UTF8.search(str(path.resolve())):
+        raise CorpusError(repr(str(path)), "its path is not UTF-8")
     if path.is_dir():
         return FolderCorpus(path)
     if not path.is_file():
@@ -92,6 +97,8 @@ class _TableCorpus(Corpus):
                 yield item_of_row(row, self.root, table_ref(self.source.name, number))
             except RowError as error:
                 yield BadItem(place, error.item_id, error.reason)
+            except RecursionError:
+                yield BadItem(place, None, "nested too deep")
 
     @abstractmethod
     def _rows(self) -> Iterator[tuple[str, Mapping[str, Any] | BadItem]]: ...
@@ -104,14 +111,35 @@ class CsvCorpus(_TableCorpus):
 
     def _rows(self) -> Iterator[tuple[str, Mapping[str, Any] | BadItem]]:
         try:
-            with self.source.open(encoding="utf-8-sig", newline="") as stream:
+            with _open_text(self.source, newline="") as stream:
                 reader = csv.DictReader(stream)
-                check_columns(str(self.source), list(reader.fieldnames or ()))
-                for row in reader:
-                    place = f"line {reader.line_num}"
-                    yield place, _whole(row, place)
-        except (OSError, UnicodeDecodeError, csv.Error) as error:
+                names = list(reader.fieldnames or ())
+                if any(_NOT_UTF8.search(name) for name in names):
+                    raise CorpusError(str(self.source), "unreadable: its header is not UTF-8")
+                check_columns(str(self.source), names)
+                yield from _csv_rows(reader)
+        except (OSError, csv.Error) as error:
             raise CorpusError(str(self.source), f"unreadable: {error}") from error
+
+
+def _open_text(path: Path, newline: str | None = None) -> TextIO:
+    """UTF-8, with or without a byte order mark; a row with other bytes is refused by itself."""
+    return path.open(encoding="utf-8-sig", errors="surrogateescape", newline=newline)
+
+
+def _csv_rows(reader: csv.DictReader[str]) -> Iterator[tuple[str, Mapping[str, Any] | BadItem]]:
+    """Every row with its line; one that can't be read, such as a huge field, is a BadItem."""
+    while True:
+        try:
+            row = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            place = f"line {reader.reader.line_num}"
+            yield place, BadItem(place, None, f"not readable as CSV: {error}")
+        else:
+            place = f"line {reader.line_num}"
+            yield place, _whole(row, place)
 
 
 def _whole(row: dict[str | Any, Any], place: str) -> Mapping[str, Any] | BadItem:
@@ -120,6 +148,8 @@ def _whole(row: dict[str | Any, Any], place: str) -> Mapping[str, Any] | BadItem
         return BadItem(place, None, "more fields than the header has columns")
     if None in row.values():
         return BadItem(place, None, "fewer fields than the header has columns")
+    if any(_NOT_UTF8.search(value) for value in row.values()):
+        return BadItem(place, None, "not UTF-8")
     return row
 
 
@@ -130,14 +160,16 @@ class JsonlCorpus(_TableCorpus):
 
     def _rows(self) -> Iterator[tuple[str, Mapping[str, Any] | BadItem]]:
         try:
-            with self.source.open(encoding="utf-8-sig") as stream:
+            with _open_text(self.source) as stream:
                 for number, line in enumerate(stream, start=1):
                     if line.strip():
                         yield f"line {number}", self._parse(line, f"line {number}")
-        except (OSError, UnicodeDecodeError) as error:
+        except OSError as error:
             raise CorpusError(str(self.source), f"unreadable: {error}") from error
 
     def _parse(self, line: str, place: str) -> Mapping[str, Any] | BadItem:
+        if _NOT_UTF8.search(line):
+            return BadItem(place, None, "not UTF-8")
         try:
             row = json.loads(line)
         except (ValueError, RecursionError) as error:
@@ -220,26 +252,34 @@ class FolderCorpus(Corpus):
     def _item(self, name: str) -> Item | BadItem:
         try:
             ref = safe_ref(self.root, name)
-            captions = _sidecar(self.source / name)
+            captions = _sidecar(self.root, name)
             return Item(check_id(name), ref, captions)
         except RowError as error:
             return BadItem(name, None, error.reason)
 
 
 def _pictures_below(folder: Path) -> Iterator[str]:
-    for parent, folders, files in os.walk(folder):
+    for parent, folders, files in os.walk(folder, onerror=_unreadable):
         folders[:] = [name for name in folders if not name.startswith(".")]
         for name in files:
             if not name.startswith(".") and Path(name).suffix.lower() in PICTURE_SUFFIXES:
                 yield (Path(parent) / name).relative_to(folder).as_posix()
 
 
-def _sidecar(picture: Path) -> tuple[str, ...]:
+def _unreadable(error: OSError) -> None:
+    raise CorpusError(str(error.filename), f"unreadable: {error.strerror}") from error
+
+
+def _sidecar(root: Path, picture: str) -> tuple[str, ...]:
     """Captions of `picture`'s .txt, in order and without repeats. Raises RowError."""
-    try:
-        text = picture.with_suffix(".txt").read_text(encoding="utf-8-sig")
-    except FileNotFoundError:
+    beside = Path(picture).with_suffix(".txt")
+    if not os.path.lexists(root / beside):
         return ()
-    except (OSError, UnicodeDecodeError) as error:
+    try:
+        target = root / safe_ref(root, beside.as_posix())
+        if not target.is_file():
+            raise RowError("not a file")
+        text = target.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError, RowError) as error:
         raise RowError(f"its captions can't be read: {error}") from error
     return tuple(dict.fromkeys(line.strip() for line in text.splitlines() if line.strip()))

@@ -23,19 +23,18 @@ from hivlp.index.build.items import BadItem, Item
 from hivlp.index.build.model import Model
 from hivlp.index.build.progress import Progress
 from hivlp.index.errors import BuildError, CorpusError
-from hivlp.index.pictures import read_picture
+from hivlp.index.pictures import MAX_PICTURE_BYTES, read_picture
 from hivlp.models.encoder import EncoderBatch
 from hivlp.models.errors import ImageError, TextError
 from hivlp.models.levels import EarlyOutput
 from hivlp.models.runtime.images import ImageLimits, decode_image
-from hivlp.models.runtime.texts import clean_text
+from hivlp.models.runtime.texts import MAX_TEXT_CHARS, clean_text
 
 Waiting = TypeVar("Waiting")
 
 WINDOW = 64
 READERS = 2
-MAX_CAPTION_CHARS = 20_000
-LIMITS = ImageLimits(max_bytes=64 * 2**20, max_pixels=100_000_000)
+LIMITS = ImageLimits(max_bytes=MAX_PICTURE_BYTES, max_pixels=100_000_000)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,34 +173,47 @@ class _Job:
                 self.encoded.fresh += queue.encoded
 
     def _keep(self, item: Item, image_key: bytes | None) -> None:
-        texts = self._clean(item) if self._texts else []
+        texts = self._queue_texts(item)
         if image_key is None and not texts:
             self.encoded.lost.append(BadItem(item.id, item.id, "nothing to encode"))
             return
-        text_keys = tuple(content_key("text", text.encode()) for text in texts)
-        self._queue_texts(texts, text_keys)
         self.encoded.items.append(
-            EncodedItem(item.id, item.image, image_key, tuple(texts), text_keys, item.metadata)
+            EncodedItem(
+                item.id,
+                item.image,
+                image_key,
+                tuple(texts.values()),
+                tuple(texts),
+                item.metadata,
+            )
         )
 
-    def _clean(self, item: Item) -> list[str]:
-        """Distinct captions that can be encoded, in canonical form."""
-        texts: dict[str, None] = {}
+    def _queue_texts(self, item: Item) -> dict[bytes, str]:
+        """Distinct captions that can be encoded, in canonical form, by key; queues the new ones."""
+        if self._texts is None or self._model.text is None:
+            return {}
+        texts: dict[bytes, str] = {}
         for caption in item.captions:
             try:
-                texts[clean_text(caption, max_chars=MAX_CAPTION_CHARS)] = None
+                text = clean_text(caption, max_chars=MAX_TEXT_CHARS)
             except TextError as error:
-                bad = BadItem(item.id, item.id, f"caption left out: {error.message}")
-                self.encoded.lost_captions.append(bad)
-        return list(texts)
+                self._lose_caption(item, error)
+            else:
+                texts[content_key("text", text.encode())] = text
+        missing = self._texts.missing(list(texts))
+        for key in [key for key in texts if key in missing]:
+            try:  # tried alone, so that a text without tokens can't fail its whole batch
+                self._model.text.prepare([texts[key]])
+            except TextError as error:
+                self._lose_caption(item, error)
+                del texts[key]
+            else:
+                self._texts.add(key, texts[key])
+        return texts
 
-    def _queue_texts(self, texts: Sequence[str], keys: Sequence[bytes]) -> None:
-        if self._texts is None or not texts:
-            return
-        missing = self._texts.missing(keys)
-        for text, key in zip(texts, keys, strict=True):
-            if key in missing:
-                self._texts.add(key, text)
+    def _lose_caption(self, item: Item, error: TextError) -> None:
+        bad = BadItem(item.id, item.id, f"caption left out: {error.message}")
+        self.encoded.lost_captions.append(bad)
 
     def _image_keys(
         self, items: Sequence[Item], pool: ThreadPoolExecutor

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from hivlp.index.errors import CorpusError
+from hivlp.index.pictures import IMAGE_COLUMNS
 
 ID_COLUMNS = ("id", "key")
-IMAGE_COLUMNS = ("image", "image_path", "file_name")
 CAPTION_COLUMNS = ("captions", "caption", "text")
 VECTOR_COLUMN = "embedding"
 MAX_ID_CHARS = 512
@@ -100,8 +100,11 @@ def safe_ref(root: Path, given: str) -> str:
     """A picture's path relative to `root`, in POSIX form. Raises RowError if it lies outside."""
     if "://" in given or "\0" in given:
         raise RowError(f"image {given!r} is not a path of this corpus; nothing is fetched")
-    home = root.resolve()
-    target = (home / given).resolve()
+    try:
+        home = root.resolve()
+        target = (home / given).resolve()
+    except (OSError, ValueError, RuntimeError) as error:  # half a character, a loop of links
+        raise RowError(f"image {given!r} is not a path: {error}") from error
     if not target.is_relative_to(home):
         raise RowError(f"image {given!r} leaves the corpus")
     return target.relative_to(home).as_posix()
@@ -172,7 +175,7 @@ def _json_list(text: str) -> list[str] | None:
         return None
     try:
         parsed = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     strings = isinstance(parsed, list) and all(isinstance(part, str) for part in parsed)
     return [part for part in parsed if part.strip()] if strings else None

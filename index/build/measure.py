@@ -13,7 +13,7 @@ from hivlp.index.build.beams import measure_beams
 from hivlp.index.build.directions import Direction
 from hivlp.index.build.progress import Progress
 from hivlp.index.build.queries import QuerySet
-from hivlp.index.build.widths import KS, exact_rows, sweep
+from hivlp.index.build.widths import KS, exact_best, sweep
 from hivlp.index.level_index import LevelIndex
 from hivlp.index.snapshot import layout
 from hivlp.index.snapshot.manifest import WidthRecord
@@ -98,8 +98,8 @@ def measure_direction(
     """Widths of the scan, and beams where the side has graphs; none where a half is empty."""
     records = sweep(direction, specs, gallery, target)
     if graphs and direction.halved:
-        truth = exact_rows(direction, specs[-1].level, min(max(KS), direction.size))
-        records += measure_beams(direction, graphs, truth, KS, target)
+        best = exact_best(direction, specs[-1].level, min(max(KS), direction.size))
+        records += measure_beams(direction, graphs, best, KS, target)
     return records
 
 

@@ -5,6 +5,9 @@ keeps at least `target` of the exact top k, where exact means an exhaustive sear
 level with the finest query; what the other half keeps is reported. The allowed loss is shared out
 evenly over the narrowing levels. Keeping every row loses nothing, so the half that is chosen on can
 always reach the target.
+
+Notable: a query that is itself in the gallery would find itself at any width and prove nothing, so
+rows equal to the query are not among those it must keep. Widths never fall as k grows.
 """
 
 from __future__ import annotations
@@ -31,6 +34,8 @@ WIDENING = 1.25
 """And these, where each try runs the plan."""
 ROUNDING = 1e-6
 """Scores this near count as equal."""
+ITSELF = 1 - 1e-5
+"""From this score on a row is the query itself, or its double."""
 
 
 def sweep(
@@ -45,9 +50,10 @@ def sweep(
         request = PlanRequest(direction.searched, direction.query, need=1, name=name)
         plan = make_plan(request, levels, {}, direction.size, gallery=gallery)
         first = first_ranks(direction, plan, truth)
+        keeps: tuple[int, ...] = (1,) * (len(plan.stages) - 1)
         for k in KS:
             wanted = [t[:k] for t in truth]
-            keeps, shares = narrow(direction, plan, wanted, first, target)
+            keeps, shares = narrow(direction, plan, wanted, first, target, keeps)
             if not _exact(direction, plan):
                 keeps, shares = _widen(direction, plan, wanted, keeps, target)
             records.append(_record(direction, name, k, keeps, shares, target))
@@ -55,8 +61,27 @@ def sweep(
 
 
 def exact_rows(direction: Direction, finest: int, k: int) -> list[RowArray]:
-    """The best k rows of every query by exhaustive search of the finest level."""
-    return _best(direction.rows[finest], direction.queries[finest], k)
+    """The best k rows of every query by exhaustive search of the finest level, itself left out."""
+    return [without_itself(found, k) for found in exact_best(direction, finest, k)]
+
+
+def exact_best(direction: Direction, finest: int, k: int) -> list[Candidates]:
+    """The best k + 1 rows of every query by exhaustive search of the finest level, itself too."""
+    return _best(direction.rows[finest], direction.queries[finest], k + 1)
+
+
+def without_itself(found: Candidates, k: int) -> RowArray:
+    """The best k of what the finest query found, the query's own rows left out.
+
+    Where there is nothing but its equals, they stand.
+    """
+    others = found.rows[equals(found) :]
+    return (others if len(others) else found.rows)[:k]
+
+
+def equals(found: Candidates) -> int:
+    """How many of what a finest query found are the query itself, or its doubles."""
+    return int(np.count_nonzero(found.scores >= ITSELF))
 
 
 def first_ranks(direction: Direction, plan: Plan, wanted: Sequence[RowArray]) -> list[RowArray]:
@@ -77,9 +102,11 @@ def narrow(
     truth: Sequence[RowArray],
     first: Sequence[RowArray],
     target: float,
+    floors: Sequence[int],
 ) -> tuple[tuple[int, ...], FloatArray]:
     """Smallest widths of the plan's narrowing levels, and the share each query keeps, (n,) float32.
 
+    No width is under its `floors`, which must not grow from level to level.
     `truth[i]` are the rows that query i must keep, `first[i]` begin with their ranks in the first
     scan.
     """
@@ -102,7 +129,7 @@ def narrow(
         half = np.flatnonzero(~direction.held_out)
         curve = _Curve([places[q] for q in half], [totals[q] for q in half])
         ceiling = keeps[-1] if keeps else direction.size
-        keeps.append(_smallest(curve, max(totals), allowed, ceiling))
+        keeps.append(_smallest(curve, max(*totals, floors[i]), allowed, ceiling))
         alive = [some[rank <= keeps[-1]] for some, rank in zip(alive, places, strict=True)]
     shares = [len(some) / total for some, total in zip(alive, totals, strict=True)]
     return tuple(keeps), np.array(shares, dtype=np.float32)
@@ -172,7 +199,7 @@ def _survivors(
     rows = direction.rows[stage.level]
     queries = stage_query(stage, direction.queries, rows.dim)
     if not kept:
-        return _best(rows, queries, keep)
+        return [found.rows for found in _best(rows, queries, keep)]
     return [
         Candidates.ranked(given, rows.score(query, given), keep).rows
         for query, given in zip(queries, kept, strict=True)
@@ -186,11 +213,11 @@ def _ranks_among(rows: LevelRows, query: FloatArray, given: RowArray, wanted: Ro
     return ranks(scores, scores[order[np.searchsorted(given, wanted, sorter=order)]])
 
 
-def _best(rows: LevelRows, queries: FloatArray, k: int) -> list[RowArray]:
+def _best(rows: LevelRows, queries: FloatArray, k: int) -> list[Candidates]:
     """The best k rows of each query, best first."""
     every = np.arange(rows.size)
     return [
-        Candidates.ranked(every, scores, k).rows
+        Candidates.ranked(every, scores, k)
         for block in query_blocks(len(queries), rows.size)
         for scores in rows.scan_many(queries[block])
     ]

@@ -9,6 +9,7 @@ ITEMS = "items.arrow"
 ITEM_HASHES = "item_hashes.npy"
 ITEM_ORDINALS = "item_ordinals.npy"
 TEXTS = "text/texts.arrow"
+TABLE_SUFFIX = ".arrow"
 
 
 def rows_file(side: Modality, gallery: GalleryKind, level: int) -> str:

@@ -6,8 +6,6 @@ changed byte anywhere in the manifest is found like one in any other file.
 
 from __future__ import annotations
 
-import hashlib
-import re
 from pathlib import Path
 from typing import Literal
 
@@ -17,13 +15,11 @@ from hivlp.index.cascade import PlanName
 from hivlp.index.errors import SnapshotCorrupt
 from hivlp.index.level_index import Codec, Family, RowsType
 from hivlp.index.plans import WidthKey, WidthPoint
-from hivlp.models.artifact import FileRecord
+from hivlp.models.artifact import UNSEALED, FileRecord, broken_seal, sealed_json
 from hivlp.models.levels import GalleryKind, LevelSpec, Modality
 
 FORMAT_VERSION = 2
 MANIFEST_NAME = "manifest.json"
-UNSEALED = "0" * 64
-_SEAL = re.compile(rb'"seal": "([0-9a-f]{64})"')
 
 
 class _Part(BaseModel):
@@ -169,10 +165,7 @@ class SnapshotManifest(_Part):
 
 def write_manifest(folder: Path, manifest: SnapshotManifest) -> None:
     """Seal and write `folder`/manifest.json."""
-    unsealed = manifest.model_copy(update={"seal": UNSEALED}).model_dump_json(indent=2) + "\n"
-    seal = hashlib.sha256(unsealed.encode()).hexdigest()
-    sealed = unsealed.replace(f'"seal": "{UNSEALED}"', f'"seal": "{seal}"', 1)
-    (folder / MANIFEST_NAME).write_bytes(sealed.encode())
+    (folder / MANIFEST_NAME).write_bytes(sealed_json(manifest))
 
 
 def read_manifest(folder: Path, index: str, version: str) -> SnapshotManifest:
@@ -182,7 +175,8 @@ def read_manifest(folder: Path, index: str, version: str) -> SnapshotManifest:
     except OSError as error:
         reason = f"missing or unreadable: {error.strerror}"
         raise SnapshotCorrupt(index, version, MANIFEST_NAME, reason) from error
-    _check_seal(data, index, version)
+    if (trouble := broken_seal(data)) is not None:
+        raise SnapshotCorrupt(index, version, MANIFEST_NAME, trouble)
     try:
         manifest = SnapshotManifest.model_validate_json(data)
     except ValidationError as error:
@@ -193,12 +187,3 @@ def read_manifest(folder: Path, index: str, version: str) -> SnapshotManifest:
         reason = f"belongs to index {manifest.index!r}, version {manifest.version!r}"
         raise SnapshotCorrupt(index, version, MANIFEST_NAME, reason)
     return manifest
-
-
-def _check_seal(data: bytes, index: str, version: str) -> None:
-    found = _SEAL.search(data)
-    if found is None:
-        raise SnapshotCorrupt(index, version, MANIFEST_NAME, "no seal")
-    unsealed = data[: found.start(1)] + UNSEALED.encode() + data[found.end(1) :]
-    if hashlib.sha256(unsealed).hexdigest() != found.group(1).decode():
-        raise SnapshotCorrupt(index, version, MANIFEST_NAME, "differs from its own seal")

@@ -131,7 +131,7 @@ class SnapshotStore:
 
     def listing(self, name: str) -> list[VersionInfo]:
         """Every published version, oldest first, unreadable ones included."""
-        active = self._history(name)[-1:]
+        active = self._known(name)[-1:]
         return [self._info(name, version, version in active) for version in self.versions(name)]
 
     @contextlib.contextmanager
@@ -142,6 +142,8 @@ class SnapshotStore:
         """
         folder = self.root / check_index_name(name)
         folder.mkdir(parents=True, exist_ok=True)
+        sync(self.root)
+        sync(self.home)
         with self._locked(name):
             _clean(folder)
             version = self._new_version(name)
@@ -167,14 +169,17 @@ class SnapshotStore:
         sync(target.parent)
         if activate:
             with self._locked(staging.index):
-                self._point(staging.index, [*self._history(staging.index), staging.version])
+                self._point(staging.index, [*self._known(staging.index), staging.version])
         return target
 
     def activate(self, name: str, version: str) -> None:
-        """Point the index at a version, after verifying it. Raises SnapshotError."""
+        """Point the index at a version, after verifying it. Raises SnapshotError.
+
+        This mends a pointer that can't be read; what was active before is then forgotten.
+        """
         self.verify(name, version)
         with self._locked(name):
-            history = [old for old in self._history(name) if old != version]
+            history = [old for old in self._known(name) if old != version]
             self._point(name, [*history, version])
 
     def rollback(self, name: str) -> str:
@@ -206,20 +211,31 @@ class SnapshotStore:
             return []
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise SnapshotError(name, POINTER, f"unreadable pointer: {error}") from error
-        if not all(isinstance(v, str) and VERSION_PATTERN.fullmatch(v) for v in history):
+        if not isinstance(history, list) or not all(
+            isinstance(v, str) and VERSION_PATTERN.fullmatch(v) for v in history
+        ):
             raise SnapshotError(name, POINTER, "unreadable pointer: not a list of versions")
         return list(history)
+
+    def _known(self, name: str) -> list[str]:
+        """As `_history`, for whoever can do without: nothing where the pointer can't be read."""
+        try:
+            return self._history(name)
+        except SnapshotError:
+            return []
 
     def _point(self, name: str, history: list[str]) -> None:
         text = json.dumps({"history": history[-HISTORY:]}) + "\n"
         replace_text(self.root / name / POINTER, text)
 
     def _new_version(self, name: str) -> str:
-        """Later than every version there is, whatever the clock says."""
+        """Later than every version there is or is being built, whatever the clock says."""
         moment = datetime.now(UTC)
-        taken = self.versions(name)
+        folder = self.root / name
+        begun = [path.name.removeprefix(BUILDING) for path in folder.glob(f"{BUILDING}*")]
+        taken = [*self.versions(name), *filter(VERSION_PATTERN.fullmatch, begun)]
         if taken:
-            last = datetime.strptime(taken[-1], VERSION_FORMAT).replace(tzinfo=UTC)
+            last = datetime.strptime(max(taken), VERSION_FORMAT).replace(tzinfo=UTC)
             moment = max(moment, last + timedelta(microseconds=1))
         return moment.strftime(VERSION_FORMAT)
 
@@ -245,7 +261,10 @@ def _clean(folder: Path) -> None:
 
 def _abandoned(folder: Path) -> bool:
     """Whether no living build holds the lock on the folder."""
-    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except FileNotFoundError:  # published, or removed by its own build, a moment ago
+        return False
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -90,7 +90,8 @@ class BertBlock(nn.Module):
         return normed
 
     def _split(self, x: Tensor) -> Tensor:
-        return x.unflatten(2, (self.heads, -1)).transpose(1, 2)
+        n, tokens, width = x.shape
+        return x.reshape(n, tokens, self.heads, width // self.heads).transpose(1, 2)
 
 
 class BertTower(Tower):
@@ -119,6 +120,11 @@ class BertTower(Tower):
     def depth(self) -> int:
         """The number of layers."""
         return self.config.num_hidden_layers
+
+    @property
+    def vocabulary(self) -> int:
+        """The number of token ids."""
+        return self.config.vocab_size
 
     @property
     def pooling(self) -> Pooling:
@@ -208,7 +214,9 @@ def _config(settings: dict[str, Any], path: Path) -> BertConfig:
 def _pooling(path: Path) -> Pooling:
     if not path.is_file():
         return "first"
-    chosen = [flag for flag, on in read_json(path).items() if flag.startswith("pooling_mode") and on]
+    chosen = [
+        flag for flag, on in read_json(path).items() if flag.startswith("pooling_mode") and on
+    ]
     if len(chosen) != 1 or chosen[0] not in POOLING_FLAGS:
         wanted = ", ".join(POOLING_FLAGS)
         raise TowerError(path, f"pooling modes {chosen}: exactly one of {wanted} is implemented")

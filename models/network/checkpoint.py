@@ -1,4 +1,4 @@
-"""Foreign weights into a module of ours, strictly: missing, unexpected or mis-shaped is an error."""
+"""Weights into a module of ours, strictly: missing, unexpected or mis-shaped ones are an error."""
 
 from __future__ import annotations
 

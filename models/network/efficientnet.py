@@ -170,6 +170,11 @@ class EfficientNetLite(Tower):
         """The weights."""
         return (self.path,)
 
+    def exits(self, count: int) -> tuple[int, ...]:
+        """The last `count` layers: earlier maps tell textures, not things (docs/papers.md)."""
+        super().exits(count)
+        return tuple(range(self.depth - count + 1, self.depth + 1))
+
     def width(self, layer: int) -> int:
         """Mean and maximum of every layer so far."""
         return 2 * sum(self.widths[:layer])

@@ -1,6 +1,6 @@
 """How the states of a sequence become one vector: first, mean, eos, last or attention.
 
-All of them leave padding out. A mask is (n, t), 1 for a token and 0 for padding, padding at the end.
+All leave padding out. A mask is (n, t), 1 for a token and 0 for padding, padding at the end.
 """
 
 from __future__ import annotations

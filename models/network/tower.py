@@ -83,6 +83,11 @@ class Tower(nn.Module, ABC):
     def sources(self) -> tuple[Path, ...]:
         """The checkpoint's files: what the tower's hash is taken over."""
 
+    @property
+    def vocabulary(self) -> int:
+        """How many token ids a text tower knows; 0 for a tower of pictures."""
+        return 0
+
     def exits(self, count: int) -> tuple[int, ...]:
         """`count` exits at equal distances, the last one after the last layer."""
         if not 1 <= count <= self.depth:

@@ -12,9 +12,7 @@ LevelLoss = Callable[[int, Tensor, Tensor], Tensor]
 """Level index (from 0), text and image vectors (n, dim) of that level, to a scalar."""
 
 
-def hierarchical_loss(
-    loss: LevelLoss, texts: Sequence[Tensor], images: Sequence[Tensor]
-) -> Tensor:
+def hierarchical_loss(loss: LevelLoss, texts: Sequence[Tensor], images: Sequence[Tensor]) -> Tensor:
     """The same loss at every level, summed without weights.
 
     Idea:

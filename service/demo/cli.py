@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
+from hivlp.models.runtime.threads import available_threads
 from hivlp.service.demo import sources
 from hivlp.service.demo.corpus import make_corpus
 from hivlp.service.demo.steps import StampFile, Step, run_steps
@@ -42,17 +43,32 @@ def demo_steps(home: Path) -> list[Step]:
     fit_command = [
         "fit-exits",
         *("--pairs", str(corpus)),
+        *("--group", "concept"),
         *("--texts", str(texts)),
         *("--text-tower", str(sources.text_tower())),
         *("--image-tower", str(sources.image_tower())),
         *("--out", str(fit)),
     ]
-    export_command = ["export", str(fit), "--name", MODEL_NAME, "--out", str(artifact)]
-    build_command = ["build", str(corpus), "--artifact", str(artifact), "--index", INDEX_NAME]
+    credit = work / "sources.json"
+    export_command = [
+        *("export", str(fit)),
+        *("--name", MODEL_NAME),
+        *("--sources", str(credit)),
+        *("--out", str(artifact)),
+    ]
+    build_command = [
+        "build",
+        str(corpus),
+        *("--artifact", str(artifact)),
+        *("--index", INDEX_NAME),
+        *("--metadata-group", "concept"),
+        *("--threads", str(available_threads())),
+    ]
     pointer = home / "indexes" / INDEX_NAME / "CURRENT"
     return [
         Step("pictures", lambda: make_corpus(corpus), corpus / "metadata.jsonl", packages),
         Step("texts", lambda: make_texts(texts), texts, {}),
+        Step("credits", lambda: sources.write_credits(credit), credit, {}),
         Step("fit early outputs", fit_command, fit, {"command": " ".join(fit_command)}),
         Step("export to ONNX", export_command, artifact / "manifest.json", {}),
         Step("build the index", build_command, pointer, {"command": " ".join(build_command)}),

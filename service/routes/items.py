@@ -1,7 +1,8 @@
 """GET /items/...: one item, and its picture in any size up to a limit.
 
-Ids are arbitrary strings, slashes included, so an id may itself end in `/image`: the longer id is
-looked up when the shorter one doesn't exist.
+Ids are arbitrary strings, slashes and line ends included, so an id may itself end in `/image`. The
+path as it was sent tells where that slash is percent-encoded; else the longer id is looked up when
+the shorter one doesn't exist.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Annotated
 from urllib.parse import quote
 
 from fastapi import APIRouter, Query, Request
+from starlette.convertors import Convertor, register_url_convertor
 from starlette.responses import Response
 
 from hivlp.index.errors import NoSuchItem
@@ -27,8 +29,23 @@ Size = Annotated[int | None, Query(description="At most this many pixels wide an
 CACHE_CONTROL = "public, max-age=3600"
 
 
+class _AnyId(Convertor[str]):
+    """A path of any characters; Starlette's own `path` ends at a line end."""
+
+    regex = r"[\s\S]*"
+
+    def convert(self, value: str) -> str:
+        return value
+
+    def to_string(self, value: str) -> str:
+        return value
+
+
+register_url_convertor("any", _AnyId())
+
+
 @router.get(
-    "/{id:path}/image",
+    "/{id:any}/image",
     response_model=None,
     responses={
         200: {"content": {"image/*": {}}, "description": "The picture, as its content type says."},
@@ -40,13 +57,15 @@ async def item_image(
 ) -> Response:
     """The picture of an item, or a thumbnail of it."""
     state = state_of(request)
+    if request.scope.get("raw_path", b"").lower().endswith(b"%2fimage"):
+        return _item(request, state, f"{id}/image", index)
     try:
         return await _picture(request, state, id, index, size)
     except NoSuchItem:
         return _item(request, state, f"{id}/image", index, missing=id)
 
 
-@router.get("/{id:path}", response_model=None, responses={200: {"model": ItemAnswer}})
+@router.get("/{id:any}", response_model=None, responses={200: {"model": ItemAnswer}})
 async def item(request: Request, id: str, index: IndexName = "default") -> Response:
     """An item and its metadata."""
     return _item(request, state_of(request), id, index)

@@ -25,6 +25,7 @@ PAGES = {
     "/favicon.ico": "favicon.svg",
     "/static/style.css": "style.css",
     "/static/app.js": "app.js",
+    "/static/timeline.js": "timeline.js",
     "/static/docs.js": "docs.js",
     "/static/favicon.svg": "favicon.svg",
 }
@@ -40,7 +41,7 @@ def page_router() -> APIRouter:
         router.add_api_route(
             path,
             _sender(data, MEDIA_TYPES[suffix]),
-            methods=["GET"],
+            methods=["GET", "HEAD"],
             name=f"page {path}",
             response_model=None,
         )

@@ -88,11 +88,8 @@ async def search_vector(request: Request) -> Response:
 async def search_batch(request: Request) -> Response:
     """Several searches; each has its own answer or error, in order."""
     state, timeline = state_of(request), _timeline(request)
-    searches = BatchSearch.model_validate(await read_json(request)).searches
     limits = state.settings.limits
-    if len(searches) > limits.max_batch:
-        message = f"searches: {len(searches)} are over the limit of {limits.max_batch}"
-        raise InputError("out_of_range", message, param="searches", limit=limits.max_batch)
+    searches = _searches_of(await read_json(request), limits.max_batch)
     pipeline = state.pipeline
     with state.admission.permits(len(searches)):
         state.metrics.batch_size.observe(len(searches))
@@ -101,6 +98,15 @@ async def search_batch(request: Request) -> Response:
         results = await asyncio.gather(*work)
     body = {"results": results, "took_ms": timeline.elapsed_ms(), "request_id": request_id}
     return json_response(body)
+
+
+def _searches_of(body: dict[str, Any], limit: int) -> list[dict[str, Any]]:
+    """The searches of a batch, counted before anything else is looked at."""
+    wanted = body.get("searches")
+    if isinstance(wanted, list) and len(wanted) > limit:
+        message = f"searches: {len(wanted)} are over the limit of {limit}"
+        raise InputError("out_of_range", message, param="searches", limit=limit)
+    return BatchSearch.model_validate(body).searches
 
 
 async def _answer(

@@ -1,6 +1,8 @@
 // The search page: what is asked lives in `query`, what is shown follows from the last answer.
 // No build step, no dependency; everything shown is set as text, never as markup.
 
+import { drawTimeline, fitLabels, make, milliseconds } from "/static/timeline.js";
+
 const PAGE_SIZE = 30;
 const EXAMPLES = ["red heart", "cat", "rain", "pizza", "airplane", "sad face"];
 const RETRY_MS = 1500;
@@ -55,9 +57,11 @@ async function search({ more = false } = {}) {
     if (!response.ok) throw Object.assign(new Error(body.error.message), body.error, { status: response.status });
     showAnswer(body, more);
   } catch (error) {
-    if (error.name !== "AbortError") showError(error);
+    if (error.name === "AbortError") return;
+    if (more) $("status").textContent = `No more came: ${error.message}`;
+    else showError(error);
   } finally {
-    $("more").disabled = false;
+    if (mine === running) $("more").disabled = false;
   }
 }
 
@@ -81,6 +85,7 @@ function askText(text) {
 }
 
 function askImage(file) {
+  if (query?.preview) URL.revokeObjectURL(query.preview);
   const limit = info?.limits.max_image_bytes;
   query = { kind: "image", file, name: file.name || "Pasted picture", preview: URL.createObjectURL(file) };
   showQuery();
@@ -122,13 +127,6 @@ function followAddress() {
 }
 
 // --- showing ------------------------------------------------------------------------------------
-
-function make(tag, className, text) {
-  const element = document.createElement(tag);
-  if (className) element.className = className;
-  if (text !== undefined) element.textContent = text;
-  return element;
-}
 
 function pictureOf(id, size) {
   return `/items/${encodeURIComponent(id)}/image?index=${encodeURIComponent(indexName())}&size=${size}`;
@@ -175,7 +173,7 @@ function showAnswer(answer, more) {
   if (more) $("grid").append(...cards);
   else $("grid").replaceChildren(...cards);
   shown = $("grid").childElementCount;
-  $("more").hidden = answer.returned < PAGE_SIZE;
+  $("more").hidden = answer.returned < PAGE_SIZE || shown > info.limits.max_offset;
   if (!shown) showNotice("Nothing found", "Try other words, or a picture.");
   $("status-row").hidden = !shown;
   const [count, rest] = [make("strong", "", `${shown} ${shown === 1 ? "result" : "results"}`), make("span")];
@@ -185,7 +183,7 @@ function showAnswer(answer, more) {
   $("status").replaceChildren(count, rest);
   $("how").hidden = answer.stages.length === 0;
   showCredits(answer.hits);
-  drawTimeline(answer);
+  drawTimeline($("chart"), answer);
 }
 
 /** Pictures whose metadata names an attribution are credited while they are shown. */
@@ -239,7 +237,7 @@ function showNotice(title, text, { bad = false, again = false, detail = "" } = {
   if (again) {
     const button = make("button", "", "Try again");
     button.type = "button";
-    button.addEventListener("click", () => search());
+    button.addEventListener("click", () => (info ? search() : start()));
     parts.push(button);
   }
   if (detail) parts.push(make("small", "", detail));
@@ -263,65 +261,8 @@ function showError(error) {
   showNotice(titles[error.status] ?? "Something went wrong", text, { bad: true, again: offline || error.status === 429 || error.status >= 500, detail });
 }
 
-function milliseconds(value) {
-  return `${value < 10 ? value.toFixed(1) : Math.round(value)} ms`;
-}
-
 function megabytes(bytes) {
   return `${(bytes / 2 ** 20).toFixed(1)} MB`;
-}
-
-// --- the timeline -------------------------------------------------------------------------------
-
-function drawTimeline(answer) {
-  const stages = answer.stages;
-  if (!stages.length) return;
-  const end = Math.max(...stages.map((stage) => stage.start_ms + stage.duration_ms), 0.001);
-  const lane = (title, className, wanted) => {
-    const row = make("div", `lane ${className}`);
-    const track = make("div", "track");
-    for (const stage of stages.filter(wanted)) track.append(bar(stage, end));
-    row.append(make("span", "", title), track);
-    return row;
-  };
-  const scale = make("div", "scale");
-  scale.append(make("span", "", "0"), make("span", "", milliseconds(end / 2)), make("span", "", milliseconds(end)));
-  const both = overlap(stages);
-  const encoded = stages.some((stage) => stage.name === "encode");
-  const told = !encoded
-    ? "The item's own vector is the query: no encoder ran."
-    : both > 0.05
-    ? `The search of one level ran while the encoder worked on the next: ${milliseconds(both)} of searching cost nothing.`
-    : "Each level is searched as soon as its part of the encoder is done.";
-  $("chart").replaceChildren(
-    lane("encode", "encode", (stage) => stage.name === "encode"),
-    lane("search", "search", (stage) => stage.name === "search"),
-    lane("other", "other", (stage) => !["encode", "search"].includes(stage.name)),
-    scale,
-    make("p", "", told),
-  );
-}
-
-function bar(stage, end) {
-  const share = stage.duration_ms / end;
-  const short = share > 0.02 ? String(stage.level ?? "") : "";
-  const label = stage.level ? `level ${stage.level}` : stage.name;
-  const element = make("div", share > 0.08 ? "bar" : "bar tight", share > 0.08 ? label : short);
-  element.style.left = `${(100 * stage.start_ms) / end}%`;
-  element.style.width = `${(100 * stage.duration_ms) / end}%`;
-  const kept = stage.candidates_out === null ? "" : `, ${stage.candidates_in} to ${stage.candidates_out} candidates`;
-  element.title = `${stage.name} ${stage.level ? `level ${stage.level}` : ""}: ${milliseconds(stage.duration_ms)}${kept}`;
-  return element;
-}
-
-function overlap(stages) {
-  const [encoding, searching] = ["encode", "search"].map((name) => stages.filter((stage) => stage.name === name));
-  const until = (stage) => stage.start_ms + stage.duration_ms;
-  let total = 0;
-  for (const a of encoding)
-    for (const b of searching)
-      total += Math.max(0, Math.min(until(a), until(b)) - Math.max(a.start_ms, b.start_ms));
-  return total;
 }
 
 // --- starting -----------------------------------------------------------------------------------
@@ -418,6 +359,8 @@ function listen() {
     chip.addEventListener("click", () => askText(example));
     $("chips").append(chip);
   }
+  $("how").addEventListener("toggle", fitLabels);
+  addEventListener("resize", fitLabels);
   addEventListener("popstate", followAddress);
   addEventListener("keydown", (event) => {
     const typing = event.target.matches("input[type=search], select");

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
+from playwright.sync_api import Browser, Page, sync_playwright
 
 from hivlp.service.app import create_app
 from hivlp.service.settings import Settings
 from tests.integration.served_home import make_corpus, make_home
 from tests.unit.service.serving_app import serving
-
-if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
 
 ARGUMENTS = (
     "--no-sandbox",
@@ -30,8 +27,7 @@ TIMEOUT_MS = 15_000
 
 @pytest.fixture(scope="session")
 def browser(chromium_path: str) -> Iterator[Browser]:
-    sync_api = pytest.importorskip("playwright.sync_api")
-    with sync_api.sync_playwright() as driver:
+    with sync_playwright() as driver:
         launched = driver.chromium.launch(executable_path=chromium_path, args=list(ARGUMENTS))
         yield launched
         launched.close()

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
+from playwright.sync_api import Page, Route, expect
 
 from tests.integration.served_home import ATTRIBUTION, colour_png
 
-if TYPE_CHECKING:
-    from playwright.sync_api import Page
-
-expect = pytest.importorskip("playwright.sync_api").expect
 pytestmark = pytest.mark.chromium
 CARDS = "#grid button.hit"
 
@@ -153,6 +148,34 @@ def test_a_page_opened_too_early_waits_for_the_server(page: Page, address: str) 
     page.wait_for_selector("#notice:has-text('Just a moment')")
     page.unroute("**/info")
     assert first_name(page) == "red square"
+
+
+def test_trying_again_begins_anew_where_the_server_was_never_reached(
+    page: Page, address: str
+) -> None:
+    page.route("**/info", lambda route: route.abort())
+    page.goto(address + "/?q=red")
+    page.wait_for_selector("#notice.bad")
+    page.unroute("**/info")
+    page.click("#notice button")
+    assert first_name(page) == "red square"
+
+
+def test_results_stay_when_more_of_them_do_not_come(page: Page, address: str) -> None:
+    def answer(route: Route) -> None:
+        if route.request.post_data_json["offset"]:
+            route.abort()
+            return
+        body = route.fetch().json()
+        hits = (body["hits"] * 2)[:30]
+        route.fulfill(json={**body, "hits": hits, "returned": len(hits)})
+
+    page.route("**/search/text", answer)
+    open_page(page, address, "/?q=red")
+    page.click("#more")
+    expect(page.locator("#status")).to_contain_text("No more came")
+    assert page.locator(CARDS).count() == 30
+    assert page.locator("#more").is_enabled()
 
 
 def test_everything_can_be_done_by_keyboard(page: Page, address: str) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +23,10 @@ from hivlp.index.errors import BuildError, CorpusError
 from hivlp.index.local_searcher import LocalSearcher
 from hivlp.index.plans import run_plan
 from hivlp.index.snapshot.store import SnapshotStore
-from hivlp.models.errors import InputError
+from hivlp.models.encoder import EncoderBatch
+from hivlp.models.errors import InputError, TextError
 from hivlp.models.levels import Modality
-from tests.fakes import fake_model
+from tests.fakes import FakeEncoder, fake_model
 from tests.tiny_artifact import COLOURS, make_tiny_artifact, png, solid
 
 QUIET = BuildSettings(batch_size=4, quiet=True)
@@ -154,6 +157,74 @@ def test_bad_captions_are_left_out_and_their_item_stays(
     report = build(pictures, model, store)
     assert report.manifest.items == 30
     assert report.manifest.sides["text"].rows + report.failures == 60
+
+
+class Picky(FakeEncoder[str]):
+    """A tokenizer that leaves nothing of some texts."""
+
+    def prepare(self, items: Sequence[str]) -> EncoderBatch:
+        if any("nothing" in text for text in items):
+            raise TextError("empty_text", "nothing is left of the text", param="texts[0]")
+        return super().prepare(items)
+
+
+def test_captions_that_the_tokenizer_refuses_cost_only_themselves(
+    pictures: Path, tmp_path: Path, store: SnapshotStore
+) -> None:
+    (pictures / "red0.txt").write_text("a red square\nnothing\n")
+    report = build(pictures, replace(fake_model(tmp_path), text=Picky("text")), store)
+    assert report.manifest.items == 30
+    assert (report.manifest.sides["text"].rows, report.failures) == (59, 1)
+
+
+@pytest.mark.parametrize("caption", ["red " * 3_000, "\u0958" * 9_000], ids=["long", "doubled"])
+def test_a_text_longer_than_the_tokenizer_takes_is_left_out(
+    pictures: Path, model: Model, store: SnapshotStore, caption: str
+) -> None:
+    (pictures / "red0.txt").write_text(f"a red square\n{caption}\n", encoding="utf-8")
+    report = build(pictures, model, store)
+    assert (report.manifest.sides["text"].rows, report.failures) == (59, 1)
+    assert "the limit is 10000" in report.failures_file.read_text()
+
+
+def test_a_full_disk_fails_the_build_and_keeps_the_old_version(
+    pictures: Path, model: Model, store: SnapshotStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    version = build(pictures, model, store).manifest.version
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("hivlp.index.build.assemble.write_table", full)
+    with pytest.raises(BuildError, match=r"can't be written: .*No space left"):
+        build(pictures, model, store)
+    assert store.current("default") == version
+    assert store.versions("default") == [version]
+    assert not list((store.root / "default").glob(".building-*"))
+
+
+def test_rows_are_not_written_through_a_mapping(
+    pictures: Path, model: Model, store: SnapshotStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the disk is full, such a write ends the process: no error, no message."""
+    real = np.lib.format.open_memmap
+
+    def mapped(*given: Any, **options: Any) -> Any:
+        assert options.get("mode") == "r", options
+        return real(*given, **options)
+
+    monkeypatch.setattr(np.lib.format, "open_memmap", mapped)
+    assert build(pictures, model, store).manifest.items == 30
+
+
+def test_the_halves_that_widths_are_measured_on_share_no_query(
+    tmp_path: Path, model: Model, store: SnapshotStore
+) -> None:
+    table = tmp_path / "c.jsonl"
+    rows = [{"id": f"{name}{i}", "text": f"a {name}"} for i in range(4) for name in COLOURS]
+    table.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    widths = build(table, model, store).manifest.widths
+    assert {record.queries for record in widths} == {len(COLOURS)}
 
 
 class Interrupted(FolderCorpus):

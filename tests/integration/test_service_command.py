@@ -73,6 +73,18 @@ def test_it_serves_until_told_to_stop_and_ends_with_0(home: Path, stop: signal.S
         assert process.wait(STOP_S) == 0
 
 
+def test_no_other_protocol_is_spoken(home: Path) -> None:
+    upgrade = {
+        "Connection": "Upgrade",
+        "Upgrade": "websocket",
+        "Sec-WebSocket-Version": "13",
+        "Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ==",
+    }
+    with served(home) as (_, url):
+        answer = httpx.get(f"{url}/livez", headers=upgrade)
+    assert (answer.status_code, answer.json()) == (200, {"status": "live"})
+
+
 def test_a_served_process_has_one_thread_per_openmp_pool_and_no_torch(home: Path) -> None:
     code = (
         "import os, sys, threading\n"

@@ -183,6 +183,11 @@ def test_the_newest_fitting_artifact_is_taken_whatever_its_name(home: Path, tmp_
         find_artifact(settings, moved)
     fitting = make_tiny_artifact(tmp_path / "artifacts" / "renamed")
     assert find_artifact(settings, moved) == fitting
+    (tmp_path / "artifacts" / "broken").mkdir()
+    (tmp_path / "artifacts" / "broken" / "manifest.json").write_text("{")
+    assert find_artifact(settings, moved) == fitting
+    with pytest.raises(ArtifactError, match="broken"):
+        find_artifact(settings, moved.model_copy(update={"gallery_space": "f" * 64}))
     with pytest.raises(ArtifactError):
         find_artifact(Settings(home=tmp_path / "empty"), moved)
 

@@ -416,3 +416,9 @@ def test_without_faiss_the_error_names_the_extra(
     with pytest.raises(MissingExtra, match=r"pip install 'hivlp\[cpu\]'"):
         open_level(1, rows, tmp_path / "level1.faiss", "faiss-cpu")
     assert open_level(1, rows, None, "faiss-cpu").size == 5
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+def test_a_faiss_file_that_cannot_be_written_is_an_error_of_the_system() -> None:
+    with pytest.raises(OSError, match="full"):
+        write_level(Path("/dev/full"), LevelRows(unit_vectors(5_000, 16), 16))

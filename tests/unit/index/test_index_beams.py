@@ -14,7 +14,7 @@ from hivlp.index.backends.rows import LevelRows, inverse_norms
 from hivlp.index.build.beams import BEAMS, measure_beams
 from hivlp.index.build.confidence import recall_lower
 from hivlp.index.build.directions import Direction
-from hivlp.index.build.widths import exact_rows, sweep
+from hivlp.index.build.widths import exact_best, sweep
 from hivlp.index.level_index import Codec, LevelIndex
 from hivlp.index.snapshot.manifest import WidthRecord
 from hivlp.models.levels import nested_prefix, normalise
@@ -59,8 +59,8 @@ def records(direction: Direction, tmp_path_factory: pytest.TempPathFactory) -> l
         write_graph(folder / f"{level}.hnsw", direction.rows[level])
         rows = direction.rows[level]
         graphs[level] = open_graph(folder / f"{level}.hnsw", rows, levels[level], None)
-    truth = exact_rows(direction, 3, 100)
-    return measure_beams(direction, graphs, truth, (1, 10, 100), 0.99)
+    best = exact_best(direction, 3, 100)
+    return measure_beams(direction, graphs, best, (1, 10, 100), 0.99)
 
 
 def test_measured_beams_reach_the_target_on_the_half_they_were_chosen_on(
@@ -98,7 +98,7 @@ def test_a_target_out_of_reach_gives_the_nearest_and_says_so(
         queries={n: q[:6] for n, q in direction.queries.items()},
         held_out=direction.held_out[:6],
     )
-    record = measure_beams(few, {3: Blind()}, exact_rows(few, 3, 1), (1,), 0.99)[0]  # type: ignore[dict-item]
+    record = measure_beams(few, {3: Blind()}, exact_best(few, 3, 1), (1,), 0.99)[0]  # type: ignore[dict-item]
     assert record.plan == "funnel"
     assert not record.reached
     assert record.recall_chosen_on < 0.99

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -99,3 +101,15 @@ def test_tables_are_memory_mapped(tmp_path: Path) -> None:
     table = open_table(tmp_path / "t.arrow")
     assert table.num_rows == 1000
     assert pa.total_allocated_bytes() == before
+
+
+def test_half_characters_become_question_marks_wherever_they_stand() -> None:
+    columns = metadata_columns([{"tags": ["\ud800", "x"], "na\ud800me": "\udfff"}, {"na?me": 1}])
+    assert columns["tags"].to_pylist() == [["?", "x"], None]
+    assert columns["na?me"].to_pylist() == [None, 1]
+    assert columns["_na?me"].to_pylist() == ["?", None]
+
+
+def test_dates_and_decimals_are_text_as_they_print() -> None:
+    values = [datetime(2024, 1, 2, 3, 4, 5), None, Decimal("1.50")]
+    assert typed_column(values).to_pylist() == ["2024-01-02 03:04:05", None, "1.50"]

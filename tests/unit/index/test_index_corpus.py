@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from hivlp.index import pictures
 from hivlp.index.build.corpus import open_corpus
 from hivlp.index.build.items import BadItem, Item
 from hivlp.index.errors import CorpusError
@@ -222,7 +225,7 @@ def test_what_is_no_corpus_is_refused(tmp_path: Path) -> None:
     for path in (tmp_path / "nothing", other):
         with pytest.raises(CorpusError, match=path.name):
             open_corpus(path)
-    for name, content in (("c.csv", b"id,text\n\xff,x\n"), ("c.parquet", b"PAR1 no")):
+    for name, content in (("c.csv", "id,text\na,x\n".encode("utf-16")), ("c.parquet", b"PAR1 no")):
         (tmp_path / name).write_bytes(content)
         with pytest.raises(CorpusError, match=r"unreadable|not readable"):
             read(tmp_path / name)
@@ -235,3 +238,120 @@ def test_columns_that_would_be_ignored_are_refused(tmp_path: Path) -> None:
     (tmp_path / "c.csv").write_text("id,name\na,x\n")
     with pytest.raises(CorpusError, match="no column to index"):
         read(tmp_path / "c.csv")
+
+
+def test_captions_are_not_read_through_a_link_that_leads_outside(tmp_path: Path) -> None:
+    corpus = tmp_path / "corpus"
+    picture(corpus, "a.png")
+    picture(corpus, "b.png", "a red heart")
+    (tmp_path / "secret.txt").write_text("a secret\n")
+    (corpus / "a.txt").symlink_to(tmp_path / "secret.txt")
+    items, bad = read(corpus)
+    assert [item.id for item in items] == ["b.png"]
+    assert "leaves the corpus" in bad[0].reason
+
+
+def test_a_link_to_itself_is_bad_and_the_next_is_read(tmp_path: Path) -> None:
+    picture(tmp_path, "b.png")
+    (tmp_path / "a.png").symlink_to("a.png")
+    items, bad = read(tmp_path)
+    assert [item.id for item in items] == ["b.png"]
+    assert [entry.place for entry in bad] == ["a.png"]
+    with pytest.raises(CorpusError, match="unreadable"):
+        read_picture(tmp_path, "a.png")
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl"])
+def test_a_row_that_is_not_utf8_is_bad_and_the_next_is_read(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"c.{suffix}"
+    if suffix == "csv":
+        path.write_bytes(b"id,text\n1,caf\xe9\n2,caf\xc3\xa9\n")
+    else:
+        path.write_bytes(b'{"id": 1, "text": "caf\xe9"}\n{"id": 2, "text": "caf\xc3\xa9"}\n')
+    items, bad = read(path)
+    assert [(item.id, item.captions) for item in items] == [("2", ("café",))]
+    assert [entry.reason for entry in bad] == ["not UTF-8"]
+
+
+def test_a_huge_csv_field_is_bad_and_the_next_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "c.csv"
+    path.write_text("id,text\n1," + "x" * 200_000 + "\n2,good\n")
+    items, bad = read(path)
+    assert [item.id for item in items] == ["2"]
+    assert [(entry.place, "limit" in entry.reason) for entry in bad] == [("line 2", True)]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        '{"id": "bad", "text": ' + "[" * 600 + "]" * 600 + "}",
+        '{"id": "bad", "image": "\\ud800.png"}',
+    ],
+    ids=["nested", "half a character"],
+)
+def test_rows_made_to_annoy_are_bad_and_the_next_is_read(tmp_path: Path, row: str) -> None:
+    path = tmp_path / "c.jsonl"
+    path.write_text(row + '\n{"id": "good", "text": "x"}\n')
+    items, bad = read(path)
+    assert [item.id for item in items] == ["good"]
+    assert [entry.place for entry in bad] == ["line 1"]
+
+
+def test_a_caption_of_brackets_is_text(tmp_path: Path) -> None:
+    items, _ = read(jsonl(tmp_path / "c.jsonl", {"id": "a", "text": "[" * 50_000}))
+    assert items[0].captions == ("[" * 50_000,)
+
+
+def test_a_folder_that_cannot_be_listed_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    picture(tmp_path, "a.png")
+    picture(tmp_path, "locked/b.png")
+    real = os.scandir
+
+    def scandir(path: Any) -> Any:
+        if str(path).endswith("locked"):
+            raise PermissionError(13, "Permission denied", path)
+        return real(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    with pytest.raises(CorpusError, match="locked: unreadable: Permission denied"):
+        read(tmp_path)
+
+
+def test_a_corpus_whose_path_is_not_utf8_is_refused_at_once(tmp_path: Path) -> None:
+    folder = tmp_path / os.fsdecode(b"caf\xe9")
+    try:
+        picture(folder, "a.png")
+    except OSError:
+        pytest.skip("this file system has no such names")
+    with pytest.raises(CorpusError, match="not UTF-8"):
+        open_corpus(folder)
+
+
+def test_only_files_of_a_fair_size_are_read_as_pictures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    os.mkfifo(tmp_path / "pipe.png")
+    with pytest.raises(CorpusError, match="not a file"):
+        read_picture(tmp_path, "pipe.png")
+    monkeypatch.setattr(pictures, "MAX_PICTURE_BYTES", 4)
+    (tmp_path / "a.png").write_bytes(b"12345")
+    with pytest.raises(CorpusError, match="5 bytes, the limit is 4"):
+        read_picture(tmp_path, "a.png")
+
+
+def test_a_picture_may_be_named_like_a_row(tmp_path: Path) -> None:
+    picture(tmp_path, "a.png")
+    for name in ("a#row=1.png", "a#row=2"):
+        shutil.copy(tmp_path / "a.png", tmp_path / name)
+        assert read_picture(tmp_path, name) == read_picture(tmp_path, "a.png")
+
+
+@pytest.mark.parametrize("column", ["image_path", "file_name"])
+def test_pictures_in_a_parquet_column_of_another_name_are_read(tmp_path: Path, column: str) -> None:
+    path = tmp_path / "p.parquet"
+    pq.write_table(pa.table({"id": ["a", "b"], column: [b"A", b"B"], "image": [None, b"C"]}), path)
+    items, _ = read(path)
+    assert [item.image_data for item in items] == [b"A", b"C"]
+    assert [read_picture(tmp_path, str(item.image)) for item in items] == [b"A", b"C"]

@@ -14,11 +14,12 @@ from hivlp.index.evaluation import (
     ann_recall,
     evaluate,
     pessimistic_rank,
+    plan_rank,
 )
 from hivlp.index.snapshot.store import SnapshotStore
 from hivlp.models.errors import SpaceMismatch
-from hivlp.models.levels import normalise
-from tests.fakes import fake_model, unit_vectors, write_snapshot
+from hivlp.models.levels import nested_prefix, normalise
+from tests.fakes import FakeEncoder, fake_model, unit_vectors, write_snapshot
 
 
 @pytest.mark.parametrize(
@@ -61,8 +62,6 @@ WORDS = ["red", "green", "blue", "cat", "dog", "pizza", "rain", "heart"]
 @pytest.fixture
 def report_of(tmp_path: Path) -> Any:
     """Captions only: each word three times, by three items of one concept."""
-    from tests.fakes import FakeEncoder
-
     store = SnapshotStore(tmp_path)
     encoder: FakeEncoder[str] = FakeEncoder("text")
     texts = [word for word in WORDS for _ in range(3)]
@@ -114,3 +113,45 @@ def test_a_model_of_another_space_is_refused(tmp_path: Path) -> None:
     model = fake_model(tmp_path, gallery_space="9" * 64)
     with pytest.raises(SpaceMismatch):
         evaluate(store.open("default"), model, EvaluationSettings())
+
+
+def test_wrong_rows_that_tie_count_though_a_plan_left_them_out() -> None:
+    exact = np.array([0.9, 0.5, 0.5, 0.5, 0.5, 0.1], dtype=np.float32)
+    right = np.isin(np.arange(6), [1])
+    assert plan_rank(exact, np.array([0, 1]), right) == 5
+    assert plan_rank(exact, np.array([0, 1, 2, 3, 4]), right) == 5
+    assert plan_rank(exact, np.array([0, 2]), right) == float("inf")
+    assert plan_rank(exact, np.array([0, 1]), np.isin(np.arange(6), [0, 1])) == 1
+
+
+def test_a_query_is_no_answer_to_itself(tmp_path: Path) -> None:
+    """ANN recall of level 1, counted naively over the other rows."""
+    store = SnapshotStore(tmp_path)
+    words = [f"word{i} common" for i in range(40)]
+    encoder: FakeEncoder[str] = FakeEncoder("text")
+    finest = np.asarray(encoder.prepare(words).inputs["finest"], dtype=np.float32)
+    write_snapshot(
+        store,
+        texts=normalise(finest),
+        text_items=list(range(40)),
+        captions=words,
+        metadata=[{"half": i % 2} for i in range(40)],
+    )
+    model = fake_model(tmp_path, noise=0.0)
+    (found,) = evaluate(store.open("default"), model, EvaluationSettings(100, "half")).directions
+    vectors = nested_prefix(normalise(finest), 4)
+    scores, fine = vectors @ vectors.T, normalise(finest) @ normalise(finest).T
+    shares = []
+    for own in range(40):
+        others = np.delete(np.arange(40), own)
+        best = others[np.argsort(-fine[own, others])[:10]]
+        shares += [float(np.count_nonzero(scores[own] >= scores[own, row]) <= 10) for row in best]
+    assert found.by_width[10] == pytest.approx(np.mean(shares), abs=1e-4)
+
+
+def test_pictures_that_are_gone_are_counted(tmp_path: Path) -> None:
+    store = SnapshotStore(tmp_path)
+    write_snapshot(store, images=unit_vectors(3, 16))
+    report = evaluate(store.open("default"), fake_model(tmp_path), EvaluationSettings())
+    assert report.unread == 3
+    assert "3 pictures could not be read" in report.to_text()

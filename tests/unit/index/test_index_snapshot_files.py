@@ -120,6 +120,38 @@ def test_an_unexpected_file_is_named(store: SnapshotStore, name: str) -> None:
     assert "unexpected" in both_find(store, name)
 
 
+def test_an_unexpected_link_to_a_folder_is_named(store: SnapshotStore, tmp_path: Path) -> None:
+    (folder(store) / "elsewhere").symlink_to(tmp_path)
+    assert "unexpected" in both_find(store, "elsewhere")
+
+
+@pytest.mark.parametrize(
+    ("name", "word"), [("items.arrow", b"3.png"), ("text/texts.arrow", b"ext 3")]
+)
+def test_tables_are_hashed_whatever_their_size(
+    store: SnapshotStore, name: str, word: bytes
+) -> None:
+    file = folder(store) / name
+    file.write_bytes(file.read_bytes().replace(word, word.upper(), 1))
+    with pytest.raises(SnapshotCorrupt, match=name):
+        store.open("default", hash_up_to_bytes=0)
+
+
+def test_an_unhashed_array_with_a_spoilt_header_is_named(store: SnapshotStore) -> None:
+    file = folder(store) / "image" / "rows.npy"
+    data = file.read_bytes()
+    named = 0
+    for place in range(data.index(b"}") + 1):
+        changed = bytearray(data)
+        changed[place] ^= 0x40
+        file.write_bytes(bytes(changed))
+        try:
+            store.open("default", hash_up_to_bytes=0)
+        except SnapshotCorrupt as error:
+            named += error.file == "image/rows.npy"
+    assert named > 50
+
+
 def test_large_files_may_be_checked_by_size_alone(store: SnapshotStore) -> None:
     file = folder(store) / "image" / "rows.npy"
     data = bytearray(file.read_bytes())

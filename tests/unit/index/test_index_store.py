@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -200,12 +201,56 @@ def test_leftovers_of_dead_builds_are_cleaned(store: SnapshotStore) -> None:
     assert not (store.root / "default" / ".CURRENT.1.tmp").exists()
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"history": ["../../etc"]}', '{"other": 1}'])
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"history": ["../../etc"]}', '{"history": 5}', '{"other": 1}']
+)
 def test_an_unreadable_pointer_is_an_error_that_names_it(store: SnapshotStore, text: str) -> None:
     publish(store)
     (store.root / "default" / "CURRENT").write_text(text)
     with pytest.raises(SnapshotError, match="unreadable pointer"):
         store.current("default")
+
+
+@pytest.mark.parametrize("text", ["{", '{"history": null}'])
+def test_activating_or_building_mends_an_unreadable_pointer(
+    store: SnapshotStore, text: str
+) -> None:
+    version = publish(store)
+    pointer = store.root / "default" / "CURRENT"
+    pointer.write_text(text)
+    assert [entry.current for entry in store.listing("default")] == [False]
+    store.activate("default", version)
+    assert store.current("default") == version
+    pointer.write_text(text)
+    assert publish(store) == store.current("default")
+
+
+def test_builds_at_the_same_moment_get_versions_of_their_own(
+    store: SnapshotStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Stopped(datetime):
+        @classmethod
+        def now(cls, tz: object = None) -> datetime:  # type: ignore[override]
+            return datetime(2001, 1, 1, tzinfo=UTC)
+
+    monkeypatch.setattr(store_module, "datetime", Stopped)
+    with store.stage("default") as first, store.stage("default") as second:
+        assert first.version < second.version
+
+
+def test_a_build_that_is_published_while_another_begins_is_no_leftover(
+    store: SnapshotStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = store.root / "default" / ".building-20200101T000000-000000"
+    real = Path.glob
+
+    def glob(self: Path, pattern: str) -> Iterator[Path]:
+        yield from real(self, pattern)
+        if pattern.startswith(".building-"):
+            yield gone
+
+    monkeypatch.setattr(Path, "glob", glob)
+    assert publish(store) == store.current("default")
 
 
 def test_the_pointer_is_replaced_in_one_step(store: SnapshotStore) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -12,9 +13,10 @@ from hivlp.index.backends.rows import LevelRows, inverse_norms
 from hivlp.index.build.directions import Direction
 from hivlp.index.build.queries import QuerySet
 from hivlp.index.build.widths import exact_rows, sweep
+from hivlp.index.candidates import RowArray
 from hivlp.index.cascade import Plan, PlanRequest, run_stage
 from hivlp.index.plans import make_plan, stage_query
-from hivlp.models.levels import FloatArray, nested_prefix, normalise
+from hivlp.models.levels import FloatArray, LevelSpec, nested_prefix, normalise
 from tests.fakes import DIMS, specs, unit_vectors
 
 
@@ -131,3 +133,62 @@ def test_queries_of_one_item_are_never_in_both_halves() -> None:
 
 def test_one_level_has_no_widths() -> None:
     assert sweep(direction(0.1), specs()[:1], "nested", 0.99) == []
+
+
+def within_one_modality(rows: int = 300, copies: int = 1) -> Direction:
+    """Queries that are rows of the gallery themselves; their early exits only nearly agree."""
+    gallery = np.repeat(unit_vectors(rows, DIMS[-1]), copies, axis=0)
+    finest = gallery[: 60 * copies : copies]
+    outputs = {len(DIMS): finest}
+    for level, dim in enumerate(DIMS[:-1], start=1):
+        wobble = 0.3 * unit_vectors(60, dim, level)
+        outputs[level] = normalise(nested_prefix(finest, dim) + wobble)
+    levels = {
+        spec.level: LevelRows(
+            gallery, spec.dim, inverse_norms(gallery, spec.dim) if spec.dim < DIMS[-1] else None
+        )
+        for spec in specs()
+    }
+    return replace(direction(0.0), queries=outputs, rows=levels)
+
+
+def test_a_query_that_finds_itself_proves_nothing() -> None:
+    given = within_one_modality()
+    records = sweep(given, specs(), "nested", 0.99)
+    assert next(r.keeps[0] for r in records if r.plan == "cascade" and r.k == 1) > 20
+    for own, found in enumerate(exact_rows(given, len(DIMS), 5)):
+        assert own not in found
+        assert len(found) == 5
+
+
+def test_a_gallery_of_equals_is_still_measured() -> None:
+    twins = within_one_modality(rows=60, copies=3)
+    assert len(sweep(twins, specs(), "nested", 0.99)) == 6
+    same = np.repeat(unit_vectors(1, 16), 60, axis=0)
+    alike = replace(twins, queries={3: same}, rows={3: LevelRows(same[:9], 16)})
+    assert all(len(found) == 4 for found in exact_rows(alike, 3, 4))
+
+
+def test_widths_never_fall_as_more_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The best row of every tenth query comes late in the first scan, all others come early."""
+
+    def ranked(_: Direction, __: Plan, wanted: Sequence[RowArray]) -> list[RowArray]:
+        found = [np.arange(1, len(rows) + 1) for rows in wanted]
+        for ranks in found[::10]:
+            ranks[0] = 300
+        return found
+
+    monkeypatch.setattr("hivlp.index.build.widths.first_ranks", ranked)
+    levels = (LevelSpec(1, 1, 16), LevelSpec(2, 2, 32))
+    finest = unit_vectors(60, 32, 1)
+    gallery = unit_vectors(400, 32)
+    given = replace(
+        direction(0.0),
+        queries={1: nested_prefix(finest, 16), 2: finest},
+        rows={1: LevelRows(gallery, 16, inverse_norms(gallery, 16)), 2: LevelRows(gallery, 32)},
+    )
+    records = sweep(given, levels, "nested", 0.95)
+    for plan in ("cascade", "funnel"):
+        keeps = [r.keeps[0] for r in records if r.plan == plan]
+        assert keeps[0] >= 300
+        assert keeps == sorted(keeps)

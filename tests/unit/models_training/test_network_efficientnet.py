@@ -68,9 +68,7 @@ def test_loads_and_its_pieces_equal_the_whole(tmp_path: Path, weights: dict[str,
     torch.testing.assert_close(pieces[1], whole[0])
 
 
-def test_loading_is_strict_and_names_the_weight(
-    tmp_path: Path, weights: dict[str, Tensor]
-) -> None:
+def test_loading_is_strict_and_names_the_weight(tmp_path: Path, weights: dict[str, Tensor]) -> None:
     path = tmp_path / "lite0.pth"
     torch.save({k: v for k, v in weights.items() if k != "_blocks.3._bn0.bias"}, path)
     with pytest.raises(TowerError, match="missing weights: layers"):
@@ -83,9 +81,7 @@ def test_loading_is_strict_and_names_the_weight(
         load_efficientnet_lite(path)
 
 
-def test_another_number_of_blocks_is_no_variant(
-    tmp_path: Path, weights: dict[str, Tensor]
-) -> None:
+def test_another_number_of_blocks_is_no_variant(tmp_path: Path, weights: dict[str, Tensor]) -> None:
     path = tmp_path / "odd.pth"
     torch.save({k: v for k, v in weights.items() if not k.startswith("_blocks.15.")}, path)
     with pytest.raises(TowerError, match="15 blocks"):

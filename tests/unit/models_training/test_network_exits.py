@@ -1,4 +1,4 @@
-"""Towers with heads: stages equal the whole, gradients stay below their exit, families are found."""
+"""Towers with heads: stages equal the whole, gradients stay below their exit, families known."""
 
 from __future__ import annotations
 
@@ -35,7 +35,11 @@ def test_every_level_has_its_dim_and_length_1(text: TowerExits) -> None:
     assert [a.shape for a in answers] == [(2, 2), (2, 4), (2, 8)]
     for answer in answers:
         torch.testing.assert_close(answer.norm(dim=1), torch.ones(2))
-    assert [(s.level, s.exit_layer, s.dim) for s in text.levels] == [(1, 1, 2), (2, 2, 4), (3, 3, 8)]
+    assert [(s.level, s.exit_layer, s.dim) for s in text.levels] == [
+        (1, 1, 2),
+        (2, 2, 4),
+        (3, 3, 8),
+    ]
 
 
 def test_stages_one_by_one_equal_the_whole(text: TowerExits) -> None:
@@ -89,7 +93,7 @@ def test_a_family_is_told_by_what_is_at_the_path(tmp_path: Path) -> None:
 def test_an_unknown_family_is_told_which_are_known(tmp_path: Path) -> None:
     with pytest.raises(TowerError, match="Known are bert: a Hugging Face folder"):
         load_tower(tmp_path, "text")
-    with pytest.raises(TowerError, match="efficientnet-lite: a .pth state dict"):
+    with pytest.raises(TowerError, match=r"efficientnet-lite: a \.pth state dict"):
         load_tower(make_bert(tmp_path / "bert"), "image")
     with pytest.raises(TowerError, match="no such file or folder"):
         load_tower(tmp_path / "nowhere", "text")

@@ -87,7 +87,7 @@ def test_sidecars_stand_in_for_metadata(tmp_path: Path) -> None:
 
 
 def test_no_corpus_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(PairsError, match="no picture with a .txt"):
+    with pytest.raises(PairsError, match=r"no picture with a \.txt"):
         read_pairs(tmp_path)
     with pytest.raises(PairsError, match="no such folder"):
         read_pairs(tmp_path / "nowhere")

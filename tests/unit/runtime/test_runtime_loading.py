@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hivlp.models.artifact import TowerRecord, read_manifest, write_manifest
+from hivlp.models.artifact import MANIFEST_NAME, TowerRecord, read_manifest, write_manifest
 from hivlp.models.errors import ArtifactCorrupt, ArtifactError
 from hivlp.models.levels import Modality
 from hivlp.models.runtime.loading import load_encoders
@@ -165,3 +165,15 @@ def test_level_that_is_not_finite_is_found_at_the_warm_up(folder: Path) -> None:
 def test_folder_that_is_no_artifact_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match=r"manifest\.json"):
         load_encoders(tmp_path)
+
+
+@pytest.mark.parametrize("bit", [0x01, 0x80])
+def test_every_byte_of_the_manifest_counts(folder: Path, bit: int) -> None:
+    path = folder / MANIFEST_NAME
+    data = path.read_bytes()
+    for place in range(0, len(data), 7):
+        changed = bytearray(data)
+        changed[place] ^= bit
+        path.write_bytes(bytes(changed))
+        with pytest.raises(ArtifactCorrupt, match=MANIFEST_NAME):
+            read_manifest(folder)

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from hivlp.service.app import create_app
-from hivlp.service.openapi import document_bytes
+from hivlp.service.openapi import document_bytes, main
 from hivlp.service.routes.page import PAGES
 from hivlp.service.settings import Settings
 
@@ -34,6 +34,14 @@ def test_importing_the_app_loads_no_torch_and_starts_nothing() -> None:
 def test_the_committed_document_is_the_apps() -> None:
     found = document_bytes(create_app(Settings()))
     assert found == DOCUMENT.read_bytes(), "run: python -m hivlp.service.openapi docs/openapi.json"
+
+
+def test_a_document_that_is_out_of_date_is_found(tmp_path: Path) -> None:
+    copy = tmp_path / "openapi.json"
+    assert main([str(copy)]) == main(["--check", str(copy)]) == 0
+    copy.write_text("{}")
+    assert main(["--check", str(copy)]) == 1
+    assert copy.read_text() == "{}"
 
 
 def test_every_reference_of_the_document_leads_somewhere() -> None:

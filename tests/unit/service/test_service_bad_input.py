@@ -8,7 +8,11 @@ from typing import Any
 
 import httpx
 import pytest
+from pydantic import ValidationError
 
+from hivlp.service.bodies import MAX_BLAMED_BYTES, parse_object
+from hivlp.service.errors import MAX_QUOTED_CHARS, Malformed, Problem
+from hivlp.service.schemas import BatchSearch, TextSearch, VectorSearch
 from tests.unit.service.fakes_service import FINEST
 from tests.unit.service.pictures_service import noisy_jpeg, picture
 from tests.unit.service.serving_app import SMALL
@@ -109,6 +113,13 @@ FIELDS: list[tuple[str, dict[str, Any], str, str]] = [
         {**GOOD, "max_level": 1, "cascade": [{"level": 2, "keep": 20}]},
         "invalid_plan",
         "cascade",
+    ),
+    ("metadata of no list", {**GOOD, "with_metadata": 5}, "invalid_value", "with_metadata"),
+    (
+        "metadata of no names",
+        {**GOOD, "with_metadata": ["name", 5]},
+        "invalid_value",
+        "with_metadata.1",
     ),
     ("unknown metadata", {**GOOD, "with_metadata": ["shoe"]}, "invalid_plan", "with_metadata"),
     ("too much metadata", {**GOOD, "with_metadata": ["n"] * 65}, "out_of_range", "with_metadata"),
@@ -372,6 +383,7 @@ def test_batch_answers_each_search_by_itself(shared: httpx.Client) -> None:
     [
         ([], "out_of_range", "searches"),
         ([GOOD] * 5, "out_of_range", "searches"),
+        (["red"] * 5, "out_of_range", "searches"),
         ("red", "invalid_value", "searches"),
         (["red"], "invalid_value", "searches.0"),
     ],
@@ -394,3 +406,63 @@ def test_embed_refuses_like_search(shared: httpx.Client) -> None:
     expect(shared.post("/embed/text", json={"text": "a", "k": 1}), 422, "unknown_field", "k")
     empty = shared.post("/embed/image", files={"image": b""})
     expect(empty, 422, "empty_image", "image")
+
+
+MANY = 10_000
+
+
+@pytest.mark.parametrize(
+    ("model", "body", "first"),
+    [
+        (TextSearch, {**GOOD, **{f"x{i}": 1 for i in range(MANY)}}, ("x0",)),
+        (
+            TextSearch,
+            {**GOOD, "cascade": [{"level": 0, "keep": 1}] * MANY},
+            ("cascade", 0, "level"),
+        ),
+        (TextSearch, {**GOOD, "cascade": [{"level": 1, "keep": 1}] * MANY}, ("cascade",)),
+        (
+            TextSearch,
+            {**GOOD, "cascade": [{"level": 1, "keep": 1, **{f"x{i}": 1 for i in range(MANY)}}]},
+            ("cascade", 0, "x0"),
+        ),
+        (VectorSearch, {"vector": [""] * MANY}, ("vector", 0)),
+        (BatchSearch, {"searches": [1] * MANY}, ("searches", 0)),
+    ],
+)
+def test_many_mistakes_make_one_error(
+    model: type[TextSearch], body: dict[str, Any], first: tuple[str | int, ...]
+) -> None:
+    with pytest.raises(ValidationError) as caught:
+        model.model_validate(body)
+    assert [error["loc"] for error in caught.value.errors()] == [first]
+
+
+def test_many_wrong_or_surplus_columns_make_few_errors() -> None:
+    for names in ([1] * MANY, ["name"] * MANY):
+        with pytest.raises(ValidationError) as caught:
+            TextSearch.model_validate({**GOOD, "with_metadata": names})
+        assert caught.value.error_count() <= 2
+
+
+def test_a_broken_text_is_not_looked_for_in_a_huge_body() -> None:
+    huge = b'{"image": "' + b"A" * MAX_BLAMED_BYTES + b'", "index": "\\ud83d"}'
+    with pytest.raises(Malformed):
+        parse_object(huge)
+
+
+def test_what_was_sent_is_not_quoted_without_end() -> None:
+    long = "k" * 1_000_000
+    error = Problem(422, "unknown_field", f"{long}: is no field", long).body("1")["error"]
+    assert len(error["message"]) == len(error["param"]) == MAX_QUOTED_CHARS + 1
+
+
+@pytest.mark.parametrize("charset", ["undefined", "punycode"])
+def test_a_form_in_a_charset_that_does_not_fit_is_refused(
+    shared: httpx.Client, charset: str
+) -> None:
+    body = b'--x\r\nContent-Disposition: form-data; name="k"\r\n\r\n\xff.\xff\r\n--x--\r\n'
+    kind = {"Content-Type": f"multipart/form-data; boundary=x; charset={charset}"}
+    response = shared.post("/search/image", content=body, headers=kind)
+    expect(response, 400, "malformed_body", None)
+    still_works(shared)

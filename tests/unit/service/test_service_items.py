@@ -17,6 +17,7 @@ from PIL import Image
 from hivlp.service.answers import ItemAnswer
 from hivlp.service.app import create_app
 from hivlp.service.pictures import NoPicture, Pictures, locate
+from tests.unit.service import fakes_service
 from tests.unit.service.fakes_service import NAMES, FakeSearcher, World
 from tests.unit.service.pictures_service import noisy_jpeg, picture, write
 from tests.unit.service.serving_app import SMALL, serving
@@ -33,6 +34,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write(root, "a/red.png", LARGE)
     write(root, "green.jpg", noisy_jpeg())
     write(root, "blue.tiff", picture((0, 0, 255), (30, 30), "TIFF"))
+    write(root, "wide.tiff", picture((0, 9, 0), (17_000, 2), "TIFF"))
     write(root, "page.png", b"<html><script>alert(1)</script>")
     write(root, "cup.png", picture((9, 9, 9)))
     (root / "link.png").symlink_to(outside / "secret.png")
@@ -178,6 +180,16 @@ def test_a_changed_file_changes_its_tag(corpus: Path) -> None:
     assert pictures.thumbnail(after, 20).data != first.data
 
 
+def test_a_picture_wider_than_webp_can_be_is_shown_too(corpus: Path) -> None:
+    pictures = Pictures(1_000_000)
+    found = locate(corpus, "wide.tiff", "x")
+    whole = pictures.original(found)
+    assert whole.media_type == "image/png"
+    with Image.open(io.BytesIO(whole.data)) as image:
+        assert image.size == (17_000, 2)
+    assert pictures.thumbnail(found, 64).media_type == "image/webp"
+
+
 def test_a_picture_over_the_pixel_limit_is_not_decoded(corpus: Path) -> None:
     with pytest.raises(NoPicture, match="limit"):
         Pictures(100).thumbnail(locate(corpus, "a/red.png", "x"), 16)
@@ -189,3 +201,26 @@ def test_an_id_that_ends_like_a_picture_is_found(world: World) -> None:
     with serving(create_app(SMALL, load=world.load)) as client:
         response = client.get("/items/folder/image")
         assert response.json()["error"]["message"] == "no item with id 'folder'"
+
+
+def test_an_id_that_ends_like_the_picture_of_another_is_told_apart(
+    monkeypatch: pytest.MonkeyPatch, corpus: Path
+) -> None:
+    monkeypatch.setattr(fakes_service, "NAMES", ("red", "red/image", "two\nlines", "end\n"))
+    images = dict.fromkeys(("red", "red/image", "two\nlines"), "a/red.png")
+    world = World(searcher=FakeSearcher(images=images), pictures=corpus)
+    with serving(create_app(SMALL, load=world.load)) as client:
+        for item_id in ("red/image", "two\nlines", "end\n"):
+            item = client.get(f"/items/{quote(item_id, safe='')}").json()
+            assert item["id"] == item_id
+        for path in ("/items/red/image", "/items/red%2Fimage/image", "/items/two%0Alines/image"):
+            assert client.get(path).content == LARGE
+
+
+def test_head_asks_for_the_headers_alone(client: httpx.Client) -> None:
+    for path in ("/items/red", "/items/red/image?size=30", "/readyz", "/openapi.json", "/"):
+        head, full = client.head(path), client.get(path)
+        assert (head.status_code, head.content) == (200, b"")
+        for name in ("content-type", "content-length", "etag"):
+            assert head.headers.get(name) == full.headers.get(name)
+    assert client.head("/search/text").status_code == 405

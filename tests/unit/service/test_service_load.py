@@ -211,7 +211,8 @@ def test_a_client_that_leaves_harms_nobody(world: World, pool: ThreadPoolExecuto
         assert follower.result().json()["hits"][0]["id"] == "red"
         await_true(lambda: in_flight(client) == 0)
         assert ask(client, "green").status_code == 200
-        await_true(lambda: 'status="499"' in client.get("/metrics").text)
+        left = 'hivlp_request_duration_seconds_count{route="/search/text",status="499"}'
+        await_true(lambda: metric(client, left) == 2)
 
 
 def test_stopping_finishes_what_was_accepted(world: World, pool: ThreadPoolExecutor) -> None:

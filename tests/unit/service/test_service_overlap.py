@@ -71,6 +71,16 @@ def test_over_http_search_and_encoder_overlap_when_requests_are_few() -> None:
     assert saved > 0
 
 
+def test_the_encoder_does_not_wait_for_a_slow_search() -> None:
+    last_began = threading.Event()
+    encoder = FakeEncoder("text", before=lambda level: last_began.set() if level == 3 else None)
+    searcher = FakeSearcher(before=lambda level: None if level > 1 else _must(last_began))
+    with ThreadPoolExecutor(1) as ahead:
+        stream = early_outputs(encoder.encode(encoder.prepare(["red"])), 3, ahead, Timeline())
+        run_plan(searcher, searcher.plan(CASCADE), "image", stream, Timeline())
+    assert searcher.searched == encoder.encoded == [1, 2, 3]
+
+
 def test_in_turn_nothing_overlaps_and_the_answer_is_the_same() -> None:
     encoder, searcher = FakeEncoder("text"), FakeSearcher()
     plan = searcher.plan(CASCADE)
@@ -205,6 +215,10 @@ def test_overlap_is_the_time_both_were_at_work() -> None:
         Span("metadata", None, 0.0, 9.0),
     ]
     assert overlap_saved_s(spans) == pytest.approx(0.5)
+
+
+def _must(event: threading.Event) -> None:
+    assert event.wait(WAIT_S), "never came"
 
 
 def _metric(client: httpx.Client, name: str) -> float:

@@ -1,0 +1,194 @@
+"""The commands `hivlp fit-exits` and `hivlp export`. torch is imported when one is run."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+
+from hivlp.models.errors import MissingExtra
+
+DONE, FAILED, USAGE = 0, 1, 2
+
+
+def fit_exits(arguments: Sequence[str]) -> int:
+    """`hivlp fit-exits`: fit early outputs on two frozen pretrained towers."""
+    parser = _parser(
+        "fit-exits",
+        "Freeze two pretrained towers and fit early outputs on them, from pictures with captions "
+        "and texts without pictures. Interrupted and run again, it goes on.",
+        "hivlp fit-exits --pairs pictures/ --texts sentences.txt.gz --text-tower MiniLM/ "
+        "--image-tower efficientnet-lite0.pth --out fit/",
+    )
+    _add_data(parser)
+    _add_towers(parser)
+    _add_recipe(parser)
+    parser.add_argument("--out", type=Path, required=True, help="folder for the fitted heads")
+    parser.add_argument("--threads", type=_positive, help="CPU threads (default: every core)")
+    parser.add_argument("--cache", type=Path, help="folder for features (HIVLP_HOME/cache)")
+    given = _parse(parser, arguments)
+    if isinstance(given, int):
+        return given
+    _need_torch()
+    from hivlp.models.training.run_fit import run_fit
+
+    return run_fit(given)
+
+
+def export(arguments: Sequence[str]) -> int:
+    """`hivlp export`: write a fitted model as an artifact of ONNX graphs."""
+    parser = _parser(
+        "export",
+        "Write a fitted model as an artifact: one ONNX graph per tower and stage, checked against "
+        "torch before anything is put in place.",
+        "hivlp export fit/ --name demo --out .hivlp/artifacts/demo",
+    )
+    parser.add_argument("fit", type=Path, help="folder that `hivlp fit-exits` wrote")
+    parser.add_argument("--out", type=Path, required=True, help="folder of the artifact")
+    parser.add_argument("--name", help="the artifact's name (default: its folder's)")
+    parser.add_argument("--text-tower", type=Path, help="where the text tower lies now")
+    parser.add_argument("--image-tower", type=Path, help="where the image tower lies now")
+    parser.add_argument(
+        "--sources",
+        type=Path,
+        action="append",
+        default=[],
+        help="JSON list of {name, licence, url, attribution} for the manifest",
+    )
+    given = _parse(parser, arguments)
+    if isinstance(given, int):
+        return given
+    _need_torch()
+    from hivlp.models.training.run_fit import run_export
+
+    return run_export(given)
+
+
+def _add_data(parser: argparse.ArgumentParser) -> None:
+    data = parser.add_argument_group("data")
+    data.add_argument(
+        "--pairs",
+        type=Path,
+        required=True,
+        help="folder of pictures with metadata.jsonl (file_name, id, captions) or .txt sidecars",
+    )
+    data.add_argument(
+        "--group", metavar="FIELD", help="metadata field whose equals show the same thing"
+    )
+    data.add_argument(
+        "--texts",
+        type=Path,
+        action="append",
+        default=[],
+        help="texts without pictures, one a line, .txt or .gz; may be given again",
+    )
+    data.add_argument(
+        "--max-texts", type=_positive, default=20_000, help="most texts used, a sample (20000)"
+    )
+    data.add_argument(
+        "--max-failures", type=_share, default=0.05, help="share of broken pictures allowed (0.05)"
+    )
+
+
+def _add_towers(parser: argparse.ArgumentParser) -> None:
+    towers = parser.add_argument_group("towers")
+    towers.add_argument("--text-tower", type=Path, required=True, help="a Hugging Face BERT folder")
+    towers.add_argument("--image-tower", type=Path, required=True, help="EfficientNet-Lite's .pth")
+    layers = "layers to read, coarse first (default: the tower's own)"
+    towers.add_argument("--text-exits", type=_whole_numbers, metavar="2,4,6", help=layers)
+    towers.add_argument("--image-exits", type=_whole_numbers, metavar="6,7,8", help=layers)
+
+
+def _add_recipe(parser: argparse.ArgumentParser) -> None:
+    recipe = parser.add_argument_group("recipe")
+    recipe.add_argument(
+        "--dims", type=_whole_numbers, default=(128, 300, 768), help="one a level (128,300,768)"
+    )
+    recipe.add_argument(
+        "--gallery",
+        choices=("nested", "per_exit"),
+        default="nested",
+        help="levels are prefixes of the full vector, or each exit's own (nested)",
+    )
+    recipe.add_argument("--seed", type=int, default=0, help="(0)")
+    recipe.add_argument(
+        "--max-seconds", type=_seconds, default=600.0, help="longest time for the fitting (600)"
+    )
+    recipe.add_argument(
+        "--folds",
+        type=int,
+        default=0,
+        help="cross-validate over groups first, and write OUT/crossval.json (0: don't)",
+    )
+    recipe.add_argument("--only-folds", action="store_true", help="cross-validate and stop")
+    recipe.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="PART.FIELD=VALUE",
+        help="change one setting of the recipe, such as finest.epochs=60",
+    )
+
+
+def _parser(name: str, description: str, example: str) -> argparse.ArgumentParser:
+    return argparse.ArgumentParser(
+        prog=f"hivlp {name}",
+        description=description,
+        epilog=f"example: {example}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+
+
+def _parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse.Namespace | int:
+    """The parsed arguments, or the exit code where argparse has already answered."""
+    try:
+        return parser.parse_args(list(arguments))
+    except SystemExit as stop:
+        return DONE if stop.code in (None, 0) else USAGE
+
+
+def _need_torch() -> None:
+    try:
+        import torch  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise MissingExtra("torch", "train") from error
+
+
+def default_cache() -> Path:
+    """Where features are kept unless told otherwise: HIVLP_HOME/cache/features."""
+    return Path(os.environ.get("HIVLP_HOME", ".hivlp")) / "cache" / "features"
+
+
+def _whole_numbers(given: str) -> tuple[int, ...]:
+    try:
+        found = tuple(int(part) for part in given.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{given!r} is not a list such as 2,4,6") from None
+    if any(number < 1 for number in found):
+        raise argparse.ArgumentTypeError(f"{given!r}: every number must be at least 1")
+    if any(b <= a for a, b in pairwise(found)):
+        raise argparse.ArgumentTypeError(f"{given!r}: the numbers must grow")
+    return found
+
+
+def _positive(given: str) -> int:
+    number = int(given)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{given} must be at least 1")
+    return number
+
+
+def _share(given: str) -> float:
+    number = float(given)
+    if not 0 <= number <= 1:
+        raise argparse.ArgumentTypeError(f"{given} must be within 0..1")
+    return number
+
+
+def _seconds(given: str) -> float:
+    number = float(given)
+    if not number > 0:
+        raise argparse.ArgumentTypeError(f"{given} must be more than 0")
+    return number

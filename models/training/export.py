@@ -1,0 +1,213 @@
+"""A fitted model as an artifact: one ONNX graph per tower and stage, and a manifest.
+
+Everything is written and checked in a temporary folder beside the target, which then takes the
+target's place in one rename: an artifact that is there is whole.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from hivlp.models.artifact import (
+    EMBEDDING_NAME,
+    MANIFEST_NAME,
+    Artifact,
+    ArtifactManifest,
+    ImagePreparation,
+    SourceRecord,
+    StageRecord,
+    TextPreparation,
+    TowerRecord,
+    file_record,
+    fingerprint,
+    write_manifest,
+)
+from hivlp.models.errors import TrainingError
+from hivlp.models.network.dual_encoder import DualEncoder
+from hivlp.models.network.exits import TowerExits
+from hivlp.models.network.heads import ExitHead
+from hivlp.models.training.graphs import write_graph
+from hivlp.models.training.parity import check_parity
+from hivlp.models.training.progress import Progress, say
+from hivlp.models.training.stages import plan_stages
+
+PRECISION = "fp32"
+
+
+class ExportError(TrainingError):
+    """A place where no artifact can be put."""
+
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__(f"{path}: {reason}")
+        self.path = path
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class ExportNote:
+    """What the manifest says besides the model itself."""
+
+    name: str
+    sources: tuple[SourceRecord, ...] = ()
+    measured: Mapping[str, float] | None = None
+
+
+def export_model(model: DualEncoder, target: Path, note: ExportNote) -> Artifact:
+    """Write `model` to the folder `target`, and open it. Raises ExportError or ParityError."""
+    _check_target(target)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as folder:
+        made = Path(folder) / "artifact"
+        _write(model, made, note)
+        Artifact.open(made)
+        _put_in_place(made, target, Path(folder) / "before")
+    return Artifact.open(target)
+
+
+def _check_target(target: Path) -> None:
+    if not target.exists():
+        return
+    if not target.is_dir():
+        raise ExportError(target, "is a file")
+    if any(target.iterdir()) and not (target / MANIFEST_NAME).is_file():
+        raise ExportError(target, "is a folder of something else; choose another place")
+
+
+def _put_in_place(made: Path, target: Path, before: Path) -> None:
+    """Take the target's place; what was there goes with the temporary folder."""
+    if target.exists():
+        target.rename(before)
+    made.rename(target)
+
+
+def _write(model: DualEncoder, folder: Path, note: ExportNote) -> None:
+    towers = (model.text, model.image)
+    count = sum(len(exits.exits) for exits in towers)
+    with Progress("exporting", count, "graph") as progress:
+        records = [_write_tower(exits, folder, progress) for exits in towers]
+    worst = max(
+        check_parity(exits, [folder / stage.file for stage in record.stages])
+        for exits, record in zip(towers, records, strict=True)
+    )
+    say(f"parity with torch: at most {worst:.1e} apart")
+    space = gallery_space(model)
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    manifest = ArtifactManifest(
+        name=note.name,
+        created_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        gallery=model.gallery,
+        precision=PRECISION,
+        gallery_space=space,
+        query_encoder=query_encoder(model, space),
+        towers=tuple(records),
+        sources=note.sources,
+        measured=dict(note.measured or {}),
+        files={path.relative_to(folder).as_posix(): file_record(path) for path in files},
+    )
+    write_manifest(folder, manifest)
+
+
+def _write_tower(exits: TowerExits, folder: Path, progress: Progress) -> TowerRecord:
+    tower = exits.tower
+    (folder / tower.modality).mkdir(parents=True)
+    stages = []
+    for plan, level in zip(plan_stages(exits), exits.levels, strict=True):
+        file = f"{tower.modality}/stage{level.level}.onnx"
+        write_graph(plan.module, plan.arguments, plan.ports, folder / file)
+        states = tuple(name for name in plan.ports.outputs if name != EMBEDDING_NAME)
+        stages.append(
+            StageRecord(
+                level=level.level,
+                exit_layer=level.exit_layer,
+                dim=level.dim,
+                file=file,
+                inputs=plan.ports.inputs,
+                states=states,
+            )
+        )
+        progress.step()
+    text, image = _preparations(exits, folder)
+    return TowerRecord(
+        modality=tower.modality,
+        family=tower.family,
+        pooling=tower.pooling,
+        stages=tuple(stages),
+        text=text,
+        image=image,
+    )
+
+
+def _preparations(
+    exits: TowerExits, folder: Path
+) -> tuple[TextPreparation | None, ImagePreparation | None]:
+    """The tower's preparation; a tokenizer is copied into the artifact."""
+    spec = exits.tower.preparation
+    if isinstance(spec, ImagePreparation):
+        return None, spec
+    source = next(p for p in exits.tower.sources if p.name == spec.tokenizer_file)
+    file = f"{exits.tower.modality}/{spec.tokenizer_file}"
+    shutil.copyfile(source, folder / file)
+    return spec.model_copy(update={"tokenizer_file": file}), None
+
+
+def gallery_space(model: DualEncoder) -> str:
+    """Hash of what shapes a gallery vector: towers, preparation, projections, dims, and how cut."""
+    parts = {"gallery": model.gallery, "normalised": "l2"}
+    for exits in (model.text, model.image):
+        modality = exits.tower.modality
+        last = len(exits.exits) - 1
+        shaping = range(last + 1) if model.gallery == "per_exit" else (last,)
+        parts |= {f"{modality}/{n}": value for n, value in _tower_parts(exits).items()}
+        parts |= {
+            f"{modality}/exit{exits.exits[i]}": weights_hash(exits.exit_heads[i]) for i in shaping
+        }
+        parts[f"{modality}/dims"] = str([level.dim for level in exits.levels])
+    return fingerprint(parts)
+
+
+def query_encoder(model: DualEncoder, space: str) -> str:
+    """Hash of exits, their heads and precision, and of the space that they aim at."""
+    parts = {"gallery_space": space, "precision": PRECISION}
+    for exits in (model.text, model.image):
+        parts[f"{exits.tower.modality}/exits"] = str(list(exits.exits))
+        for level, head in zip(exits.levels, exits.exit_heads, strict=True):
+            parts[f"{exits.tower.modality}/head{level.level}"] = weights_hash(head)
+    return fingerprint(parts)
+
+
+def _tower_parts(exits: TowerExits) -> dict[str, str]:
+    tower = exits.tower
+    found = {path.name: file_record(path).sha256 for path in tower.sources}
+    return found | {
+        "family": tower.family,
+        "pooling": tower.pooling,
+        "preparation": tower.preparation.model_dump_json(),
+    }
+
+
+def weights_hash(head: ExitHead) -> str:
+    """sha256 over a head's names, shapes and numbers."""
+    digest = hashlib.sha256()
+    for name, value in sorted(head.state_dict().items()):
+        digest.update(f"{name}{tuple(value.shape)}".encode())
+        digest.update(value.contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def read_sources(files: Sequence[Path]) -> tuple[SourceRecord, ...]:
+    """Licence notes from JSON files, each a list of {name, licence, url, attribution}."""
+    found: list[SourceRecord] = []
+    for file in files:
+        try:
+            listed = json.loads(file.read_text(encoding="utf-8"))
+            found += [SourceRecord.model_validate(each) for each in listed]
+        except (OSError, ValueError, TypeError) as error:
+            raise ExportError(file, f"not a JSON list of sources: {error}") from error
+    return tuple(found)

@@ -1,0 +1,241 @@
+"""Features of frozen towers, computed once and kept on disk.
+
+A frozen tower says the same of the same input for ever, so what it says is kept under the hash of
+the tower and found again by the hash of the input: an interrupted run goes on where it stopped, and
+a corpus that grew costs only what is new. Chunks are safetensors files, written under another name
+first. The tower runs as the ONNX graph that will later be served, several times faster here than in
+torch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+from torch import Tensor, nn
+
+from hivlp.models.artifact import ImagePreparation, TextPreparation, file_record, fingerprint
+from hivlp.models.encoder import RgbImage
+from hivlp.models.errors import ImageError
+from hivlp.models.levels import FloatArray
+from hivlp.models.network.tower import Tower, check_exits
+from hivlp.models.runtime.images import ImageLimits, decode_image
+from hivlp.models.runtime.preprocess import preprocess
+from hivlp.models.runtime.texts import Tokenizer
+from hivlp.models.training.graphs import Arrays, GraphRunner, Ports, sample_inputs, write_graph
+from hivlp.models.training.progress import Progress, say
+
+TEXT_BATCH, IMAGE_BATCH = 64, 16
+CHUNK_ITEMS = {"text": 4096, "image": 512}
+KEY_BYTES = 32
+_CHUNK = "*.safetensors"
+Prepared = tuple[Sequence[int], Arrays]
+"""Rows that could be prepared, and their input arrays."""
+
+
+@dataclass(frozen=True, slots=True)
+class TowerExit:
+    """A tower and the layers it is read after."""
+
+    tower: Tower
+    exits: tuple[int, ...]
+
+    @property
+    def key(self) -> str:
+        """Hash of everything that shapes a feature: checkpoint, preparation, exits."""
+        parts = {path.name: file_record(path).sha256 for path in self.tower.sources}
+        return fingerprint(
+            parts
+            | {
+                "family": self.tower.family,
+                "pooling": self.tower.pooling,
+                "preparation": self.tower.preparation.model_dump_json(),
+                "exits": str(list(self.exits)),
+            }
+        )
+
+
+class FeatureCache:
+    """Features by input hash, in one folder per tower. One writer at a time."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
+        self._chunks: list[list[FloatArray]] = []
+        self._places: dict[bytes, tuple[int, int]] = {}
+        for path in sorted(folder.glob(_CHUNK)):
+            self._read(path)
+
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._places
+
+    def _read(self, path: Path) -> None:
+        """Take in a chunk; one that was damaged is dropped and will be computed again."""
+        try:
+            arrays = load_file(path)
+            keys, features = arrays.pop("keys"), [arrays[name] for name in sorted(arrays)]
+        except (OSError, KeyError, SafetensorError):
+            path.unlink(missing_ok=True)
+            return
+        self._place(keys, features)
+
+    def _place(self, keys: npt.NDArray[np.uint8], features: list[FloatArray]) -> None:
+        chunk = len(self._chunks)
+        self._chunks.append(features)
+        self._places |= {key.tobytes(): (chunk, row) for row, key in enumerate(keys)}
+
+    def add(self, keys: Sequence[bytes], features: list[FloatArray]) -> None:
+        """Keep the features of some inputs, on disk and here: one (n, width) per exit."""
+        packed = np.frombuffer(b"".join(keys), dtype=np.uint8).reshape(-1, KEY_BYTES)
+        name = hashlib.sha256(b"".join(keys)).hexdigest()[:32]
+        part = self._folder / f"{name}.part"
+        save_file({"keys": packed} | {f"exit{i:02d}": f for i, f in enumerate(features)}, part)
+        part.replace(self._folder / f"{name}.safetensors")
+        self._place(packed, features)
+
+    def get(self, keys: Sequence[bytes]) -> list[FloatArray]:
+        """Features in the order of `keys`: one (n, width) float32 per exit."""
+        places = np.array([self._places[key] for key in keys], dtype=np.int64).reshape(-1, 2)
+        found = []
+        for i in range(len(self._chunks[0]) if self._chunks else 0):
+            rows = np.empty((len(keys), self._chunks[0][i].shape[1]), dtype=np.float32)
+            for chunk in np.unique(places[:, 0]):
+                here = places[:, 0] == chunk
+                rows[here] = self._chunks[chunk][i][places[here, 1]]
+            found.append(rows)
+        return found
+
+
+class _AllExits(nn.Module):
+    """A tower as one graph: every exit's pooled features."""
+
+    def __init__(self, reading: TowerExit) -> None:
+        super().__init__()
+        self.tower, self.exits = reading.tower, reading.exits
+
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        named = dict(zip(self.tower.input_names, inputs, strict=True))
+        return tuple(self.tower.features(named, self.exits))
+
+
+def tower_runner(reading: TowerExit, *, threads: int) -> Callable[[Arrays], list[FloatArray]]:
+    """A function from prepared inputs to one (n, width) float32 array per exit."""
+    check_exits(reading.tower, reading.exits)
+    sample = sample_inputs(reading.tower)
+    names = tuple(f"exit{i:02d}" for i in range(len(reading.exits)))
+    axes = {} if reading.tower.modality == "image" else dict.fromkeys(sample, 1)
+    ports = Ports(reading.tower.input_names, names, axes)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "tower.onnx"
+        write_graph(_AllExits(reading), [sample[n] for n in ports.inputs], ports, path)
+        runner = GraphRunner(path, threads=threads)
+
+    def run(arrays: Arrays) -> list[FloatArray]:
+        found = runner(arrays)
+        return [found[name] for name in names]
+
+    return run
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureReader:
+    """Reads features of texts or pictures, from the cache where they are there."""
+
+    reading: TowerExit
+    folder: Path
+    threads: int = 1
+
+    def texts(self, texts: Sequence[str]) -> list[FloatArray]:
+        """One (n, width) float32 per exit, in the texts' order."""
+        keys = [hashlib.sha256(text.encode()).digest() for text in texts]
+        spec = self.reading.tower.preparation
+        assert isinstance(spec, TextPreparation)
+        tokenizer = Tokenizer(self.reading.tower.sources[0].parent, spec)
+
+        def prepare(rows: Sequence[int]) -> Prepared:
+            return rows, tokenizer.encode([texts[row] for row in rows]).inputs
+
+        cache = self._cache(keys, prepare, [len(text) for text in texts], TEXT_BATCH)
+        return cache.get(keys)
+
+    def pictures(
+        self, paths: Sequence[Path], *, limits: ImageLimits
+    ) -> tuple[list[FloatArray], dict[int, str]]:
+        """Features of the pictures that can be read, in order, and of the others why not.
+
+        One (k, width) float32 per exit, k readable pictures; the reasons by position in `paths`.
+        """
+        keys = [hashlib.sha256(path.read_bytes()).digest() for path in paths]
+        spec = self.reading.tower.preparation
+        assert isinstance(spec, ImagePreparation)
+        broken: dict[int, str] = {}
+
+        def prepare(rows: Sequence[int]) -> Prepared:
+            decoded: dict[int, RgbImage] = {}
+            for row in rows:
+                try:
+                    decoded[row] = decode_image(paths[row].read_bytes(), limits)
+                except ImageError as error:
+                    broken[row] = error.message
+            return list(decoded), {"pixel_values": preprocess(list(decoded.values()), spec)}
+
+        cache = self._cache(keys, prepare, [0] * len(paths), IMAGE_BATCH)
+        reasons = {keys[row]: reason for row, reason in broken.items()}
+        why = {row: reasons[key] for row, key in enumerate(keys) if key in reasons}
+        return cache.get([key for key in keys if key in cache]), why
+
+    def _cache(
+        self,
+        keys: Sequence[bytes],
+        prepare: Callable[[Sequence[int]], Prepared],
+        lengths: Sequence[int],
+        batch: int,
+    ) -> FeatureCache:
+        """The tower's cache, holding every key that can be computed."""
+        modality = self.reading.tower.modality
+        cache = FeatureCache(self.folder / self.reading.key[:32])
+        missing = list({key: row for row, key in enumerate(keys) if key not in cache}.values())
+        if missing:
+            self._fill(cache, keys, sorted(missing), prepare, lengths, batch)
+        elif keys:
+            say(f"{modality} features: all {len(keys)} kept from before")
+        return cache
+
+    def _fill(
+        self,
+        cache: FeatureCache,
+        keys: Sequence[bytes],
+        missing: Sequence[int],
+        prepare: Callable[[Sequence[int]], Prepared],
+        lengths: Sequence[int],
+        batch: int,
+    ) -> None:
+        modality = self.reading.tower.modality
+        run = tower_runner(self.reading, threads=self.threads)
+        with Progress(f"{modality} features", len(missing), modality) as progress:
+            for rows in _chunks(missing, CHUNK_ITEMS[modality]):
+                # like lengths together: less padding, and so less work
+                ordered = sorted(rows, key=lambda row: lengths[row])
+                done: list[int] = []
+                found: list[list[FloatArray]] = []
+                for some in _chunks(ordered, batch):
+                    kept, arrays = prepare(some)
+                    if kept:
+                        found.append(run(arrays))
+                        done += kept
+                    progress.step(len(some))
+                if done:
+                    stacked = [np.concatenate(parts) for parts in zip(*found, strict=True)]
+                    cache.add([keys[row] for row in done], stacked)
+
+
+def _chunks(rows: Sequence[int], size: int) -> Iterator[Sequence[int]]:
+    for start in range(0, len(rows), size):
+        yield rows[start : start + size]

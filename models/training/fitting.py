@@ -1,0 +1,158 @@
+"""From features to the heads of both towers: contrastive at full depth, then early exits.
+
+`nested`: the finest heads are fitted on pairs, early query heads distilled to them. `per_exit`, the
+paper's form: each exit's two heads are fitted on pairs, and nothing is distilled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hivlp.models.levels import FloatArray
+from hivlp.models.network.heads import ExitHead
+from hivlp.models.training.distil import Student, embed_all, fit_early_heads
+from hivlp.models.training.finest import PairFeatures, Rows, fit_finest
+from hivlp.models.training.schedule import Deadline
+from hivlp.models.training.settings import FitSettings
+
+Heads = list[ExitHead]
+Kept = Callable[[str, Callable[[], Heads]], Heads]
+"""Runs a phase by name, or gives back what it made before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Corpus:
+    """Features of everything a fit reads: one (n, width) float32 per exit in each list.
+
+    `caption_group` and `picture_group` (n,) int64 say which thing each shows.
+    """
+
+    captions: list[FloatArray]
+    pictures: list[FloatArray]
+    unlabelled: list[FloatArray]
+    caption_group: Rows
+    picture_group: Rows
+
+    def of_groups(self, groups: Rows) -> Corpus:
+        """The same with only some things; unlabelled texts all stay."""
+        captions = np.isin(self.caption_group, groups)
+        pictures = np.isin(self.picture_group, groups)
+        return Corpus(
+            [rows[captions] for rows in self.captions],
+            [rows[pictures] for rows in self.pictures],
+            self.unlabelled,
+            self.caption_group[captions],
+            self.picture_group[pictures],
+        )
+
+    def at(self, text_exit: int, image_exit: int) -> PairFeatures:
+        """The pairs as one exit of each tower sees them (indices from 0)."""
+        return PairFeatures(
+            self.captions[text_exit],
+            self.pictures[image_exit],
+            self.unlabelled[text_exit],
+            self.caption_group,
+            self.picture_group,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class FittedHeads:
+    """Heads of every level, coarse first."""
+
+    text: Heads
+    image: Heads
+
+
+def run_phase(name: str, phase: Callable[[], Heads]) -> Heads:  # noqa: ARG001
+    """Runs every phase, keeps nothing."""
+    return phase()
+
+
+def fit_heads(corpus: Corpus, settings: FitSettings, kept: Kept = run_phase) -> FittedHeads:
+    """Fit every level of both towers; `kept` may remember finished phases."""
+    deadline = Deadline(settings.max_seconds)
+    if settings.gallery == "per_exit":
+        return _fit_per_exit(corpus, settings, kept, deadline)
+    return _fit_nested(corpus, settings, kept, deadline)
+
+
+def _fit_per_exit(
+    corpus: Corpus, settings: FitSettings, kept: Kept, deadline: Deadline
+) -> FittedHeads:
+    text: Heads = []
+    image: Heads = []
+    for level, dim in enumerate(settings.dims):
+        pairs = corpus.at(level, level)
+
+        def fit(pairs: PairFeatures = pairs, dim: int = dim) -> Heads:
+            return list(
+                fit_finest(pairs, [dim], settings.finest, seed=settings.seed, deadline=deadline)
+            )
+
+        of_text, of_image = kept(f"level{level + 1}", fit)
+        text.append(of_text)
+        image.append(of_image)
+    return FittedHeads(text, image)
+
+
+def _fit_nested(
+    corpus: Corpus, settings: FitSettings, kept: Kept, deadline: Deadline
+) -> FittedHeads:
+    def fit_full_depth() -> Heads:
+        pairs = corpus.at(-1, -1)
+        return list(
+            fit_finest(pairs, settings.dims, settings.finest, seed=settings.seed, deadline=deadline)
+        )
+
+    text, image = kept("finest", fit_full_depth)
+    students = _students(corpus, text, image, settings)
+
+    def early(
+        index: int, finest: ExitHead, epochs: int, dropout: float, penalty: float
+    ) -> Callable[[], Heads]:
+        return lambda: fit_early_heads(
+            students[index],
+            finest,
+            settings.dims,
+            settings.distil,
+            epochs=epochs,
+            dropout=dropout,
+            penalty=penalty,
+            seed=settings.seed,
+            deadline=deadline,
+        )
+
+    distil = settings.distil
+    early_text = kept("text", early(0, text, distil.text_epochs, distil.dropout, distil.ridge))
+    early_image = kept(
+        "image", early(1, image, distil.image_epochs, distil.image_dropout, distil.image_ridge)
+    )
+    return FittedHeads([*early_text, text], [*early_image, image])
+
+
+def _students(
+    corpus: Corpus, text: ExitHead, image: ExitHead, settings: FitSettings
+) -> tuple[Student, Student]:
+    """Texts: captions, each counted several times, and unlabelled ones. Pictures: all there are.
+
+    Both are scored against pictures and captions, since either may be searched.
+    """
+    pictures = embed_all(image, corpus.pictures[-1])
+    captions = embed_all(text, corpus.captions[-1])
+    gallery = np.concatenate([pictures, captions])
+    texts = [np.concatenate(both) for both in zip(corpus.captions, corpus.unlabelled, strict=True)]
+    weights = np.ones(len(texts[0]), np.float32)
+    weights[: len(captions)] = settings.distil.caption_repeats
+    return (
+        Student("text", texts, weights, gallery),
+        Student("image", corpus.pictures, np.ones(len(pictures), np.float32), gallery),
+    )
+
+
+def level_vectors(heads: Sequence[ExitHead], features: Sequence[FloatArray]) -> list[FloatArray]:
+    """Every level's embeddings as queries: one (n, dim) float32 per level."""
+    return [embed_all(head, rows) for head, rows in zip(heads, features, strict=True)]

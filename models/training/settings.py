@@ -1,0 +1,94 @@
+"""Settings of a fit. The defaults are the recipe that was measured; see docs/papers.md."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, TypeVar
+
+from hivlp.models.errors import TrainingError
+from hivlp.models.levels import GalleryKind
+
+DEFAULT_DIMS = (128, 300, 768)
+Part = TypeVar("Part", "FinestSettings", "DistilSettings", "FitSettings")
+
+
+@dataclass(frozen=True, slots=True)
+class FinestSettings:
+    """Fitting two finest heads on pairs: the contrastive part.
+
+    `kept_directions` of the picture's features are used; `ridge` is the first guess's penalty.
+    `groups_a_batch` things, each with all its pictures up to `pictures_a_group`, make a batch;
+    `same_thing` weighs the loss by which its pictures find each other.
+    `negatives` of the unlabelled texts join it, but not those nearer than `same_meaning` (cosine in
+    the text tower's own space) to a caption.
+    """
+
+    epochs: int = 40
+    groups_a_batch: int = 256
+    pictures_a_group: int = 2
+    learning_rate: float = 3e-3
+    text_learning_rate: float = 0.0
+    weight_decay: float = 0.05
+    dropout: float = 0.3
+    hidden: int = 0
+    kept_directions: int = 640
+    ridge: float = 1.0
+    negatives: int = 1024
+    same_meaning: float = 0.6
+    scale: float = 20.0
+    same_thing: float = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class DistilSettings:
+    """Fitting early heads to the finest one's prefixes, without labels."""
+
+    text_epochs: int = 10
+    image_epochs: int = 40
+    batch: int = 512
+    learning_rate: float = 1e-3
+    weight_decay: float = 0.01
+    hidden: int = 1024
+    layers: int = 2
+    dropout: float = 0.0
+    image_dropout: float = 0.2
+    gallery_sample: int = 512
+    score_weight: float = 250.0
+    caption_repeats: int = 3
+    ridge: float = 1e-3
+    image_ridge: float = 0.3
+
+
+@dataclass(frozen=True, slots=True)
+class FitSettings:
+    """Everything that shapes fitted heads, besides the data and the towers."""
+
+    dims: tuple[int, ...] = DEFAULT_DIMS
+    gallery: GalleryKind = "nested"
+    seed: int = 0
+    max_seconds: float = 600.0
+    finest: FinestSettings = FinestSettings()
+    distil: DistilSettings = DistilSettings()
+
+    def as_dict(self) -> dict[str, Any]:
+        """For a checkpoint: plain values."""
+        return asdict(self)
+
+    @staticmethod
+    def from_dict(given: dict[str, Any]) -> FitSettings:
+        """The reverse of `as_dict`. Raises TrainingError naming an unknown field."""
+        plain = {**given, "dims": tuple(given["dims"])}
+        plain["finest"] = with_fields(FinestSettings(), given["finest"], "finest")
+        plain["distil"] = with_fields(DistilSettings(), given["distil"], "distil")
+        return with_fields(FitSettings(), plain, "settings")
+
+
+def with_fields(base: Part, given: Mapping[str, Any], place: str) -> Part:
+    """A copy of a settings object with some fields changed. Raises TrainingError."""
+    known = {field.name for field in fields(base)}
+    if unknown := sorted(set(given) - known):
+        raise TrainingError(
+            f"{place}: no field {unknown[0]!r}; known are {', '.join(sorted(known))}"
+        )
+    return replace(base, **given)
