@@ -19,7 +19,9 @@ from hivlp.index.plans import WidthPoint, make_plan, run_plan
 from hivlp.index.snapshot.manifest import MANIFEST_NAME, WidthRecord, read_manifest, write_manifest
 from hivlp.index.snapshot.store import SnapshotStore
 from hivlp.models.artifact import file_record
-from hivlp.models.levels import FloatArray, nested_prefix, normalise
+from hivlp.models.levels import EarlyOutput, FloatArray, nested_prefix, normalise
+from hivlp.service.overlap import run_plan as overlapped
+from hivlp.service.timeline import Timeline
 from tests.fakes import DIMS, specs, unit_vectors, write_snapshot
 
 ROWS = 2_500
@@ -94,6 +96,20 @@ def test_a_masked_plan_returns_allowed_rows_alone_all_k_of_them(searcher: LocalS
     truth = exact.search(QUERIES, 10, SearchParams(), None, mask)
     assert all(allowed[f.rows].all() and len(f) == 10 for f in found)
     assert recall(found, truth) == 1.0
+
+
+def test_the_service_s_pipeline_runs_a_graph_plan_and_skips_the_level_between(
+    graph_home: Path,
+) -> None:
+    searcher = LocalSearcher(SnapshotStore(graph_home).open("default"))
+    plan = searcher.plan(PlanRequest("image", "text", 10))
+    exits = outputs(QUERIES[:1])
+    early = iter([EarlyOutput(level, vectors) for level, vectors in exits.items()])
+    found = overlapped(searcher, plan, "image", early, Timeline())
+    assert found.level == 3
+    assert sorted(found.kept) == [1, 3]
+    expected = run_plan(searcher, "image", plan, exits)[0]
+    assert found.candidates.rows.tolist() == expected.rows.tolist()
 
 
 def test_a_graph_refuses_a_mask(graph_home: Path) -> None:
