@@ -1,7 +1,8 @@
 """How wide a graph's beams must be: measured on this gallery with this model's early exits.
 
 For each plan and k: of a ladder of early searches (beam, entry rows) and finest beams, the pair
-that reaches the target on one half of the queries in the least time after the last exit. Recall is
+that surely reaches the target on one half of the queries (its mean less 1.645 standard errors) in
+the least time after the last exit. Recall is
 not taken to grow with the beam: with many entry rows it sometimes doesn't.
 """
 
@@ -14,7 +15,7 @@ from statistics import median
 
 import numpy as np
 
-from hivlp.index.build.confidence import recall_lower
+from hivlp.index.build.confidence import recall_lower, sure_recall
 from hivlp.index.build.directions import Direction
 from hivlp.index.build.widths import equals, without_itself
 from hivlp.index.candidates import Candidates, RowArray
@@ -37,6 +38,7 @@ class _Setting:
     efs: tuple[int, ...]
     keeps: tuple[int, ...]
     recall: float
+    sure: float
     milliseconds: float
 
 
@@ -104,13 +106,13 @@ class _Trial:
             for ef in self._beams():
                 setting = self._try(half, early, entries, ef)
                 tried.append(setting)
-                reached = [s.milliseconds for s in tried if s.recall >= target]
+                reached = [s.milliseconds for s in tried if s.sure >= target]
                 if reached and setting.milliseconds > SLOWER * min(reached):
                     break
-        good = [s for s in tried if s.recall >= target]
+        good = [s for s in tried if s.sure >= target]
         if good:
             return min(good, key=lambda s: s.milliseconds)
-        return max(tried, key=lambda s: (s.recall, -s.milliseconds))
+        return max(tried, key=lambda s: (s.sure, -s.milliseconds))
 
     def shares(self, setting: _Setting, chosen: np.ndarray) -> FloatArray:
         """Recall of each query of a half: (m,) float32."""
@@ -131,7 +133,8 @@ class _Trial:
         shares, times = self._run(half, entries, ef)
         efs = (ef,) if entries is None else (early[0], ef)
         keeps = () if entries is None else (min(early[1], self._size),)
-        return _Setting(efs, keeps, float(shares.mean()), median(times) * 1e3)
+        mean = float(shares.mean())
+        return _Setting(efs, keeps, mean, sure_recall(shares), median(times) * 1e3)
 
     def _entries(self, half: RowArray, early: tuple[int, int]) -> list[RowArray]:
         queries = self._direction.queries[self._coarse.level][half]

@@ -13,7 +13,19 @@ import math
 from hivlp.models.levels import FloatArray
 
 CONFIDENCE = 0.95
+NORMAL = 1.645
+"""Standard errors below the mean that a normal mean stays above with 95 % confidence."""
 STEPS = 40
+
+
+def sure_recall(shares: FloatArray) -> float:
+    """The mean of (n,) recalls less its 1.645 standard errors: what widths are chosen by.
+
+    Chosen by the mean alone, widths fit the queries they were chosen on: 80 queries at 1,000,000
+    rows chose .990 and gave .960 to others. Approximate, unlike `recall_lower`, which would need
+    300 queries without any loss to choose .99 at all.
+    """
+    return float(shares.mean(dtype=float) - NORMAL * shares.std(dtype=float) / len(shares) ** 0.5)
 
 
 def recall_lower(shares: FloatArray, confidence: float = CONFIDENCE) -> float:

@@ -1,10 +1,10 @@
 """How many rows each level must keep: measured on this gallery with this model's early exits.
 
 For each direction, plan and k in `KS`: the smallest widths at which one half of a sample of queries
-keeps at least `target` of the exact top k, where exact means an exhaustive search of the finest
-level with the finest query; what the other half keeps is reported. The allowed loss is shared out
-evenly over the narrowing levels. Keeping every row loses nothing, so the half that is chosen on can
-always reach the target.
+surely keeps `target` of the exact top k (its mean less 1.645 standard errors), where exact means an
+exhaustive search of the finest level with the finest query; what the other half keeps is reported.
+The allowed loss is shared out evenly over the narrowing levels. Keeping every row loses nothing, so
+the half that is chosen on can always reach the target.
 
 Notable: a query that is itself in the gallery would find itself at any width and prove nothing, so
 rows equal to the query are not among those it must keep. Widths never fall as k grows.
@@ -18,7 +18,7 @@ from dataclasses import replace
 import numpy as np
 
 from hivlp.index.backends.rows import LevelRows, query_blocks
-from hivlp.index.build.confidence import recall_lower
+from hivlp.index.build.confidence import recall_lower, sure_recall
 from hivlp.index.build.directions import Direction
 from hivlp.index.candidates import Candidates, RowArray
 from hivlp.index.cascade import Plan, PlanName, PlanRequest, Stage, run_stage
@@ -173,7 +173,8 @@ def _widen(
     """Widen the first scan until lossy codes reach the target too, by running the plan."""
     while True:
         shares = _run(direction, plan, wanted, keeps)
-        if shares[~direction.held_out].mean() >= target or keeps[0] >= direction.size:
+        enough = sure_recall(shares[~direction.held_out]) >= target
+        if enough or keeps[0] >= direction.size:
             return keeps, shares
         keeps = (min(direction.size, max(keeps[0] + 1, int(keeps[0] * WIDENING))), *keeps[1:])
 
@@ -230,7 +231,7 @@ def ranks(scores: FloatArray, wanted: FloatArray) -> RowArray:
 
 
 def _smallest(curve: _Curve, least: int, allowed: float, ceiling: int) -> int:
-    """The smallest width, in steps of GROWTH, at which `allowed` is kept."""
+    """The smallest width, in steps of GROWTH, at which `allowed` is surely kept."""
     keep = least
     while keep < ceiling:
         if curve(keep) >= allowed:
@@ -240,16 +241,15 @@ def _smallest(curve: _Curve, least: int, allowed: float, ceiling: int) -> int:
 
 
 class _Curve:
-    """Mean share of wanted rows within a width."""
+    """The share of wanted rows that queries surely keep within a width."""
 
     def __init__(self, ranks: Sequence[RowArray], totals: Sequence[int]) -> None:
-        weights = [np.full(len(r), 1 / t) for r, t in zip(ranks, totals, strict=True)]
-        flat = np.concatenate(list(ranks))
-        order = np.argsort(flat)
-        self._ranks = flat[order]
-        self._sums = np.concatenate(([0.0], np.cumsum(np.concatenate(weights)[order])))
-        self._count = len(ranks)
+        counts = [len(r) for r in ranks]
+        self._ranks = np.concatenate(list(ranks))
+        self._query = np.repeat(np.arange(len(ranks)), counts)
+        self._totals = np.array(totals, dtype=np.float32)
 
     def __call__(self, keep: int) -> float:
-        inside = int(np.searchsorted(self._ranks, keep, side="right"))
-        return float(self._sums[inside]) / self._count + 1e-9
+        inside = self._query[self._ranks <= keep]
+        kept = np.bincount(inside, minlength=len(self._totals))
+        return sure_recall((kept / self._totals).astype(np.float32)) + 1e-9

@@ -12,7 +12,7 @@ import pytest
 from hivlp.index.backends.choose import open_graph, open_level, write_graph, write_level
 from hivlp.index.backends.rows import LevelRows, inverse_norms
 from hivlp.index.build.beams import BEAMS, measure_beams
-from hivlp.index.build.confidence import recall_lower
+from hivlp.index.build.confidence import recall_lower, sure_recall
 from hivlp.index.build.directions import Direction
 from hivlp.index.build.widths import exact_best, sweep
 from hivlp.index.level_index import Codec, LevelIndex
@@ -144,3 +144,22 @@ def test_the_lower_bound_holds_as_often_as_it_says() -> None:
 
 def test_no_queries_promise_nothing() -> None:
     assert recall_lower(np.empty(0, np.float32)) == 0.0
+
+
+def test_a_mean_is_sure_of_less_the_more_it_varies_and_the_fewer_there_are() -> None:
+    steady, varied = np.full(100, 0.99, np.float32), np.ones(100, np.float32)
+    varied[0] = 0.0
+    assert sure_recall(steady) == pytest.approx(0.99, abs=1e-6)
+    assert sure_recall(varied) == pytest.approx(0.99 - 1.645 * 0.0995 / 10, abs=1e-4)
+    assert sure_recall(varied[:50]) < sure_recall(varied) < 0.99
+
+
+def test_widths_that_were_chosen_hold_on_queries_they_were_not_chosen_on(
+    direction: Direction,
+) -> None:
+    held = []
+    for seed in range(12):
+        halves = np.random.default_rng(seed).random(QUERIES) < 0.5
+        records = sweep(replace(direction, held_out=halves), specs(), "nested", 0.95)
+        held += [r.recall_held_out for r in records if r.k == 10]
+    assert np.mean(np.array(held) >= 0.95) >= 0.9  # observed .96; chosen by the mean alone .79

@@ -75,7 +75,7 @@ def test_the_swept_widths_reach_the_target_and_the_recall_written_down(noise: fl
 
 def test_more_noise_needs_wider_stages() -> None:
     def first(noise: float) -> int:
-        records = sweep(direction(noise), specs(), "nested", 0.99)
+        records = sweep(direction(noise, queries=400), specs(), "nested", 0.9)
         return next(r.keeps[0] for r in records if r.plan == "cascade" and r.k == 10)
 
     assert first(0.05) < first(0.5) <= first(5.0) <= 400
