@@ -226,8 +226,12 @@ def _best(rows: LevelRows, queries: FloatArray, k: int) -> list[Candidates]:
 
 def ranks(scores: FloatArray, wanted: FloatArray) -> RowArray:
     """1-based ranks of wanted scores among all; one that ties counts behind all its equals."""
-    below = np.searchsorted(np.sort(scores), wanted - ROUNDING, side="left")
-    return (len(scores) - below).astype(np.int64)
+    if not len(wanted):
+        return np.empty(0, dtype=np.int64)
+    least = wanted - ROUNDING
+    above = np.sort(scores[scores >= least.min()])  # the others can't come before any
+    below = np.searchsorted(above, least, side="left")
+    return (len(above) - below).astype(np.int64)
 
 
 def _smallest(curve: _Curve, least: int, allowed: float, ceiling: int) -> int:

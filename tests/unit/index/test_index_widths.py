@@ -12,7 +12,7 @@ from hivlp.index.backends.exact import ExactLevel
 from hivlp.index.backends.rows import LevelRows, inverse_norms
 from hivlp.index.build.directions import Direction
 from hivlp.index.build.queries import QuerySet
-from hivlp.index.build.widths import exact_rows, sweep
+from hivlp.index.build.widths import ROUNDING, exact_rows, ranks, sweep
 from hivlp.index.candidates import RowArray
 from hivlp.index.cascade import Plan, PlanRequest, run_stage
 from hivlp.index.plans import make_plan, stage_query
@@ -174,8 +174,8 @@ def test_widths_never_fall_as_more_is_asked_for(monkeypatch: pytest.MonkeyPatch)
 
     def ranked(_: Direction, __: Plan, wanted: Sequence[RowArray]) -> list[RowArray]:
         found = [np.arange(1, len(rows) + 1) for rows in wanted]
-        for ranks in found[::10]:
-            ranks[0] = 300
+        for late in found[::10]:
+            late[0] = 300
         return found
 
     monkeypatch.setattr("hivlp.index.build.widths.first_ranks", ranked)
@@ -192,3 +192,12 @@ def test_widths_never_fall_as_more_is_asked_for(monkeypatch: pytest.MonkeyPatch)
         keeps = [r.keeps[0] for r in records if r.plan == plan]
         assert keeps[0] >= 300
         assert keeps == sorted(keeps)
+
+
+def test_ranks_count_all_that_score_as_much_or_more() -> None:
+    rng = np.random.default_rng(0)
+    scores = np.round(rng.random(500), 2).astype(np.float32)  # many ties
+    wanted = scores[rng.choice(500, 40)]
+    slow = [int((scores >= one - np.float32(ROUNDING)).sum()) for one in wanted]
+    assert ranks(scores, wanted).tolist() == slow
+    assert ranks(scores, wanted[:0]).tolist() == []
