@@ -50,7 +50,7 @@ from hivlp.models.artifact import file_record
 from hivlp.models.levels import Modality
 
 SEED = 20_240_229
-SAMPLED_ROWS = 2e8
+SAMPLED_ROWS = 5e8
 LEAST_SAMPLE = 100
 
 
