@@ -3,9 +3,10 @@
     options = choose(side, queries, specs, gallery, wishes, target)
     print(table(side.modality, options))
 
-Each candidate is built over a sample of the rows, its widths or beams are measured for k = 10, and
-its time and build time are carried over to all rows: a scan in proportion, a graph as N^.25 a query
-(steeper than its logarithm, so as not to flatter it) and N log N to build. Of those within the
+Each candidate is built over a sample of the rows, and its widths or beams are measured for k = 10.
+Times are carried over to all rows: a scan's codes are timed over a larger sample and grow in
+proportion, what it re-scores doesn't grow; a graph takes N^.25 a query (steeper than its logarithm,
+so as not to flatter it) and N log N to build. Of those within the
 limits that reach the target, the simplest wins, unless a later one is `WORTH` times faster.
 """
 
@@ -37,7 +38,7 @@ from hivlp.index.build.queries import QuerySet
 from hivlp.index.build.widths import exact_best, sweep
 from hivlp.index.candidates import Candidates
 from hivlp.index.cascade import PlanRequest, run_stage
-from hivlp.index.level_index import Codec, Family, LevelIndex
+from hivlp.index.level_index import Codec, Family, LevelIndex, SearchParams
 from hivlp.index.plans import WidthPoint, make_plan, stage_query
 from hivlp.index.snapshot.manifest import OptionRecord, WidthRecord
 from hivlp.models.levels import GalleryKind, LevelSpec, Modality
@@ -45,6 +46,8 @@ from hivlp.models.levels import GalleryKind, LevelSpec, Modality
 FEW_ROWS = 20_000
 """Up to so many rows a flat scan is taken without trying anything else."""
 SAMPLED = 10_000
+SCANNED = 200_000
+"""Rows that a scan is timed over: enough that what a search costs besides doesn't count."""
 TIMED = 40
 WORTH = 1.5
 SLACK = 0.005
@@ -158,18 +161,24 @@ def _judge(
                 taken = option
         why = "the simplest within the limits" if taken is good[0] else "fastest by far"
     return tuple(
-        replace_option(option, option is taken, why if option is taken else _why_not(reasons))
+        _with_verdict(option, why)
+        if option is taken
+        else _with_verdict(option, _why_not(option, taken, reasons), chosen=False)
         for option, reasons in zip(options, over, strict=True)
     )
 
 
-def replace_option(option: OptionRecord, chosen: bool, reason: str) -> OptionRecord:
+def _with_verdict(option: OptionRecord, reason: str, *, chosen: bool = True) -> OptionRecord:
     """The same measurements with a verdict."""
     return option.model_copy(update={"chosen": chosen, "reason": reason})
 
 
-def _why_not(reasons: Sequence[str]) -> str:
-    return "; ".join(reasons) if reasons else f"not {WORTH:g} times faster than what is simpler"
+def _why_not(option: OptionRecord, taken: OptionRecord, reasons: Sequence[str]) -> str:
+    if reasons:
+        return "; ".join(reasons)
+    if (option.search_ms or 0) > (taken.search_ms or 0):
+        return "slower"
+    return f"not {WORTH:g} times faster than what is simpler"
 
 
 def _over(option: OptionRecord, wishes: Wishes, target: float) -> list[str]:
@@ -257,11 +266,13 @@ def _measured(side: BuiltSide, candidate: tuple[Family, Codec], sample: _Sample)
         direction = replace(sample.direction, levels=levels)
         record = _record(direction, graphs, sample)
         first_ms, after_ms = _times(direction, graphs, sample, record)
+        if family == "scan":
+            scan_ms, build_s = _scan(Path(folder), side, codec, direction)
+            first_ms = scan_ms + max(0.0, first_ms - _one_ms(direction, levels))
     growth = side.size / direction.size
-    logs = math.log(side.size) / math.log(direction.size)
-    graph = family == "graph"
-    first_ms *= growth**GRAPH_GROWTH if graph else growth
-    after_ms *= growth**GRAPH_GROWTH if graph else 1.0
+    if family == "graph":
+        build_s *= growth * math.log(side.size) / math.log(direction.size)
+        first_ms, after_ms = (ms * growth**GRAPH_GROWTH for ms in (first_ms, after_ms))
     return OptionRecord(
         family=family,
         level1=codec,
@@ -269,11 +280,36 @@ def _measured(side: BuiltSide, candidate: tuple[Family, Codec], sample: _Sample)
         recall=record.recall_held_out,
         search_ms=round(first_ms + after_ms, 3),
         after_ms=round(after_ms, 3),
-        build_s=round(build_s * growth * (logs if graph else 1.0), 1),
+        build_s=round(build_s, 1),
         memory_bytes=_memory(side, family, codec),
         chosen=False,
         reason="",
     )
+
+
+def _scan(folder: Path, side: BuiltSide, codec: Codec, direction: Direction) -> tuple[float, float]:
+    """Milliseconds of a scan of all rows' codes, and seconds to write them."""
+    rows = side.rows[min(side.rows)]
+    chosen = np.linspace(0, rows.size - 1, min(SCANNED, rows.size)).astype(np.int64)
+    some = LevelRows(rows.vectors(chosen), rows.dim)
+    began = time.monotonic()
+    write_level(folder / "scanned.faiss", some, codec)
+    build_s = time.monotonic() - began
+    level = open_level(min(side.rows), some, folder / "scanned.faiss", "faiss-cpu")
+    growth = rows.size / some.size
+    return _one_ms(direction, {level.level: level}) * growth, build_s * growth
+
+
+def _one_ms(direction: Direction, levels: Mapping[int, LevelIndex]) -> float:
+    """Median milliseconds of a search of the coarsest level for one row."""
+    level = levels[min(levels)]
+    queries = direction.queries[level.level]
+    times = []
+    for i in range(min(TIMED, direction.count)):
+        began = time.perf_counter()
+        level.search(queries[i : i + 1], 1, SearchParams(), None, None)
+        times.append(1e3 * (time.perf_counter() - began))
+    return median(times)
 
 
 def _build(
