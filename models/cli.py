@@ -114,7 +114,7 @@ def _add_recipe(parser: argparse.ArgumentParser) -> None:
     )
     recipe.add_argument("--seed", type=int, default=0, help="(0)")
     recipe.add_argument(
-        "--max-seconds", type=_seconds, default=600.0, help="longest time for the fitting (600)"
+        "--max-seconds", type=_seconds, default=1800.0, help="longest time for the fitting (1800)"
     )
     recipe.add_argument(
         "--folds",
@@ -150,6 +150,8 @@ def _parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argpars
 
 
 def _need_torch() -> None:
+    # Waiting threads that spin make a fit many times slower wherever a core is shared.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         import torch  # noqa: F401
     except ModuleNotFoundError as error:

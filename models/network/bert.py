@@ -2,7 +2,9 @@
 
 Notable: pooling comes from the folder's `1_Pooling/config.json` (sentence-transformers), else it is
 the first token, as BERT was trained. Post-norm blocks end in a LayerNorm, so an early exit's state
-is normalised as the last one's is, and no further norm is applied before pooling.
+is normalised as the last one's is, and no further norm is applied before pooling. An early exit
+says what every layer so far says, one pooled vector after the other: layers differ, and pooling
+costs next to nothing. The last layer's exit is the checkpoint's own output and nothing else.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -146,28 +149,33 @@ class BertTower(Tower):
         names = ("config.json", "model.safetensors", "tokenizer.json", "1_Pooling/config.json")
         return tuple(self.folder / name for name in names if (self.folder / name).is_file())
 
-    def width(self, layer: int) -> int:  # noqa: ARG002 - the same at every layer
-        """The hidden size."""
-        return self.config.hidden_size
+    def width(self, layer: int) -> int:
+        """The hidden size, once for every state so far; at the last layer once."""
+        return self.config.hidden_size * (1 if layer == self.depth else layer + 1)
 
     def begin(self, inputs: Tensors) -> Tensors:
         """Embeddings of `input_ids` (n, t) int64; every token is of type 0."""
         ids = inputs["input_ids"]
         places = self.positions.weight[: ids.shape[1]]
-        hidden = self.words(ids) + places + self.types.weight[0]
-        return {"hidden": self.norm(hidden)}  # (n, t, d)
+        hidden = self.norm(self.words(ids) + places + self.types.weight[0])  # (n, t, d)
+        return {"hidden": hidden, "pooled": self._vector(hidden, inputs)}
 
     def advance(self, state: Tensors, inputs: Tensors, start: int, stop: int) -> Tensors:
-        """Run layers start+1..stop on `hidden` (n, t, d)."""
+        """Run layers start+1..stop on `hidden` (n, t, d), adding to `pooled` (n, width(stop))."""
         mask = inputs["attention_mask"].bool()[:, None, None, :]
-        hidden = state["hidden"]
+        hidden, pooled = state["hidden"], [state["pooled"]]
         for block in self.blocks[start:stop]:
             hidden = block(hidden, mask)
-        return {"hidden": hidden}
+            pooled.append(self._vector(hidden, inputs))
+        return {"hidden": hidden, "pooled": torch.cat(pooled, 1)}
 
-    def pool(self, state: Tensors, inputs: Tensors, layer: int) -> Tensor:  # noqa: ARG002
-        """One vector per text, (n, d), scaled to length 1 as the family's users do."""
-        pooled = POOLS[self._pooling](state["hidden"], inputs["attention_mask"])
+    def pool(self, state: Tensors, inputs: Tensors, layer: int) -> Tensor:
+        """(n, width(layer)): a vector of length 1 for every state so far, or the last one's."""
+        return self._vector(state["hidden"], inputs) if layer == self.depth else state["pooled"]
+
+    def _vector(self, hidden: Tensor, inputs: Tensors) -> Tensor:
+        """The checkpoint's pooling, (n, d), scaled to length 1 as the family's users do."""
+        pooled = POOLS[self._pooling](hidden, inputs["attention_mask"])
         return F.normalize(pooled, dim=1)
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from hivlp.models.levels import FloatArray
 from hivlp.models.network.heads import ExitHead, HeadShape
@@ -107,6 +108,17 @@ def _start(
     return head
 
 
+def _reduced(head: ExitHead, features: FloatArray) -> Tensor:
+    """The fixed part of a head on many rows: (n, width) in, (n, kept) out."""
+    with torch.no_grad():
+        return torch.cat(
+            [
+                head.reduce(torch.from_numpy(features[start : start + ENCODED_AT_ONCE]))
+                for start in range(0, len(features), ENCODED_AT_ONCE)
+            ]
+        )
+
+
 def _train(
     student: Student,
     heads: Sequence[ExitHead],
@@ -118,7 +130,10 @@ def _train(
     deadline: Deadline,
 ) -> None:
     rng = np.random.default_rng(seed)
-    features = [torch.from_numpy(rows) for rows in student.features[:-1]]
+    # what a head never trains of itself is computed once, not at every step
+    features = [
+        _reduced(head, rows) for head, rows in zip(heads, student.features[:-1], strict=True)
+    ]
     share = student.weights / student.weights.sum()
     batch = min(settings.batch, len(share))
     total = epochs * max(1, round(student.weights.sum() / batch))
@@ -139,7 +154,7 @@ def _train(
             seen = rng.choice(len(galleries[0]), most, replace=False)
             losses = [
                 score_distillation_loss(
-                    head.embed(found[rows]), target[rows], gallery[seen],
+                    F.normalize(head.answer(found[rows]), dim=1), target[rows], gallery[seen],
                     weight=settings.score_weight,
                 )
                 for head, found, target, gallery in zip(

@@ -57,7 +57,7 @@ class TowerExit:
                 "family": self.tower.family,
                 "pooling": self.tower.pooling,
                 "preparation": self.tower.preparation.model_dump_json(),
-                "exits": str(list(self.exits)),
+                "exits": str([(layer, self.tower.width(layer)) for layer in self.exits]),
             }
         )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import hashlib
 import json
 import os
 import shutil
@@ -127,6 +128,7 @@ def _read_corpus(
     pairs = read_pairs(given.pairs, group=given.group)
     texts = read_texts(given.texts, most=given.max_texts, seed=settings.seed)
     say(f"{len(pairs)} pictures, {len(texts)} texts without pictures")
+    _note_width(readings.text, settings)
     reader = FeatureReader(readings.image, cache, threads)
     pictures, broken = reader.pictures([pair.picture for pair in pairs], limits=ImageLimits())
     good = _without(pairs, broken, given.max_failures)
@@ -148,6 +150,16 @@ def _read_corpus(
     )
 
 
+def _note_width(text: TowerExit, settings: FitSettings) -> None:
+    """Say so where a text tower can't fill the finest level."""
+    width, wanted = text.tower.width(text.exits[-1]), settings.dims[-1]
+    if width < wanted and settings.gallery == "nested" and not settings.finest.text_learning_rate:
+        say(
+            f"the text tower is {width} wide: of the finest level's {wanted} numbers only {width} "
+            f"can carry anything; --dims ...,{width} says the same in less"
+        )
+
+
 def _without(pairs: Sequence[Pair], broken: dict[int, str], allowed: float) -> list[Pair]:
     """Pairs whose picture could be read. Raises PairsError where too many could not."""
     for row in list(broken)[:SHOWN]:
@@ -166,16 +178,14 @@ def _without(pairs: Sequence[Pair], broken: dict[int, str], allowed: float) -> l
 
 def corpus_hash(corpus: Corpus) -> str:
     """Hash of what a fit reads; equal features and groups in equal order hash alike."""
-    parts = {}
-    for name in ("captions", "pictures", "unlabelled"):
-        rows = getattr(corpus, name)[-1]
-        sums = [float(rows.sum(dtype=np.float64)), float((rows.astype(np.float64) ** 2).sum())]
-        parts[name] = f"{rows.shape} {sums}"
-    for name in ("caption_group", "picture_group"):
-        groups = getattr(corpus, name)
-        weighted = int((groups * np.arange(1, len(groups) + 1)).sum())
-        parts[name] = f"{groups.shape} {weighted}"
-    return fingerprint(parts)
+    finest = {name: getattr(corpus, name)[-1] for name in ("captions", "pictures", "unlabelled")}
+    finest |= {name: getattr(corpus, name) for name in ("caption_group", "picture_group")}
+    return fingerprint(
+        {
+            name: f"{rows.shape} {hashlib.sha256(np.ascontiguousarray(rows).data).hexdigest()}"
+            for name, rows in finest.items()
+        }
+    )
 
 
 def _cross_validate(

@@ -44,8 +44,8 @@ class FinestSettings:
 class DistilSettings:
     """Fitting early heads to the finest one's prefixes, without labels."""
 
-    text_epochs: int = 10
-    image_epochs: int = 40
+    text_epochs: int = 8
+    image_epochs: int = 20
     batch: int = 512
     learning_rate: float = 1e-3
     weight_decay: float = 0.01
@@ -67,7 +67,7 @@ class FitSettings:
     dims: tuple[int, ...] = DEFAULT_DIMS
     gallery: GalleryKind = "nested"
     seed: int = 0
-    max_seconds: float = 600.0
+    max_seconds: float = 1800.0
     finest: FinestSettings = FinestSettings()
     distil: DistilSettings = DistilSettings()
 

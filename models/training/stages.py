@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -59,7 +59,7 @@ def plan_stages(exits: TowerExits) -> list[StagePlan]:
         last = index == len(exits.exits) - 1
         left = () if last else tuple(f"{name}_{layer}" for name in sorted(after))
         axes = {name: axis for name, axis in open_inputs.items() if name in own}
-        axes |= _open_states(exits, plain, read)
+        axes |= _open_states([state[name] for name in plain], read)
         ports = Ports((*read, *own), (EMBEDDING_NAME, *left), axes)
         arguments = (*(state[name] for name in plain), *(inputs[name] for name in own))
         plans.append(StagePlan(StageModule(exits, index, ports, plain), arguments, ports))
@@ -67,10 +67,6 @@ def plan_stages(exits: TowerExits) -> list[StagePlan]:
     return plans
 
 
-def _open_states(
-    exits: TowerExits, plain: tuple[str, ...], read: tuple[str, ...]
-) -> dict[str, int]:
-    """Token axis of each state that has one: (n, t, d) of a text tower."""
-    if exits.tower.modality != "text":
-        return {}
-    return {name: 1 for _, name in zip(plain, read, strict=True)}
+def _open_states(states: Sequence[Tensor], names: Sequence[str]) -> dict[str, int]:
+    """Token axis of each state that has one: (n, t, d) of a text tower, not (n, d) or maps."""
+    return {name: 1 for state, name in zip(states, names, strict=True) if state.dim() == 3}

@@ -17,6 +17,8 @@ from hivlp.service.demo.texts import make_texts
 
 MODEL_NAME = "demo"
 INDEX_NAME = "default"
+# MiniLM is 384 wide: a finest level of 768 numbers would be half zeros.
+DIMS = "128,300,384"
 # Raised when a step of ours makes another product from the same packages.
 RECIPE_VERSION = "1"
 
@@ -47,6 +49,7 @@ def demo_steps(home: Path) -> list[Step]:
         *("--texts", str(texts)),
         *("--text-tower", str(sources.text_tower())),
         *("--image-tower", str(sources.image_tower())),
+        *("--dims", DIMS),
         *("--out", str(fit)),
     ]
     credit = work / "sources.json"

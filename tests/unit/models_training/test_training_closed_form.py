@@ -22,6 +22,19 @@ def test_main_directions_are_orthonormal_and_ordered() -> None:
     assert (np.diff(spread) < 0).all()
 
 
+def test_few_directions_of_many_features_are_nearly_the_exact_ones() -> None:
+    rng = np.random.default_rng(1)
+    spread = (1 / np.arange(1, 1101)).astype(np.float32)
+    turn = np.linalg.qr(rng.normal(size=(1100, 1100)))[0].astype(np.float32)
+    rows = (rng.normal(size=(300, 1100)).astype(np.float32) * spread) @ turn
+    _, nearly = main_directions(rows, 20)
+    _, again = main_directions(rows, 20)
+    np.testing.assert_array_equal(nearly, again)
+    exact = np.linalg.svd(rows - rows.mean(0))[2][:20].T
+    held = np.linalg.norm(nearly.T @ exact, axis=0)  # 1 where the subspace holds the direction
+    assert held.min() > 0.99
+
+
 def test_directions_point_the_same_way_every_time() -> None:
     _, directions = main_directions(_rows(), 6)
     largest = np.abs(directions).argmax(0)
