@@ -23,6 +23,7 @@ from hivlp.index.backends.rows import LevelRows, inverse_norms
 from hivlp.index.candidates import Candidates
 from hivlp.index.cascade import Plan, PlanRequest, run_stage
 from hivlp.index.level_index import LevelIndex, SearchParams
+from hivlp.index.masks import RowMask
 from hivlp.index.plans import make_plan, stage_query
 from hivlp.models.levels import FloatArray, nested_prefix, normalise
 from tests.fakes import DIMS, specs, unit_vectors
@@ -194,6 +195,31 @@ def test_both_backends_find_the_same_rows(
     for row_a, row_b in zip(found[0].rows[differ], found[1].rows[differ], strict=True):
         pair = nested_prefix(gallery[[row_a, row_b]], DIMS[0]) @ outputs[1][0]
         assert abs(float(pair[0] - pair[1])) < 2e-6
+
+
+@TASTE
+@given(galleries(), exits(), st.integers(1, 100), st.data(), st.sampled_from(BACKENDS))
+def test_under_a_mask_keeping_everything_equals_exhaustive_search_of_what_is_allowed(
+    gallery: FloatArray,
+    outputs: dict[int, FloatArray],
+    k: int,
+    data: st.DataObject,
+    backend: Backend,
+) -> None:
+    levels = open_levels(gallery, backend)
+    count = len(gallery)
+    allowed = data.draw(st.lists(st.booleans(), min_size=count, max_size=count))
+    mask = RowMask.of(np.array(allowed, dtype=np.bool_))
+    expected = levels[3].search(outputs[3], k, SearchParams(), None, mask)[0]
+    assert len(expected) == min(k, mask.count)
+    keeps = ((1, count), (2, count), (3, min(k, count)))
+    request = PlanRequest("image", "text", min(k, count), "cascade", keeps)
+    found: list[Candidates] | None = None
+    for stage in make_plan(request, specs(), {}, count).stages:
+        found = run_stage(levels, stage, outputs[stage.level], found, mask=mask)
+    assert found is not None
+    assert found[0].rows.tolist() == expected.rows.tolist()
+    assert found[0].scores.tolist() == expected.scores.tolist()
 
 
 @st.composite
