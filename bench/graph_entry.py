@@ -2,7 +2,8 @@
 
 What it asks: at equal ANN recall, how much time is left after the last exit has answered? Two faiss
 HNSW graphs over one million synthetic nested rows (M 32, efConstruction 200), at both noises and
-with a gap. `early` is the level-1 search, hidden behind the encoder; `after` is what remains.
+with a gap. `early` is the level-1 search, hidden behind the encoder; `after` is what remains. The
+same graph is also walked over fp16 and SQ8 rows, and one query's scan of Flat-768 stands for scale.
 
     python bench/graph_entry.py            # builds the graphs first: about 20 minutes on one core
 """
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,7 +23,7 @@ import numpy as np
 from measure import WORK, exact_top, interleaved, machine, median, overlap
 from synthetic import DIMS, KIND, UNKIND, Queries, make_queries, make_rows
 
-PASSES = 150
+PASSES = 100
 
 
 def build(rows: np.ndarray, dim: int, path: Path) -> faiss.IndexHNSWFlat:
@@ -89,28 +90,70 @@ def early_answers(
     return found, median(times)
 
 
-def compare(rows: np.ndarray, small: Any, large: Any, queries: Queries, name: str) -> None:
+def recoded(flat: faiss.IndexHNSWFlat, rows: np.ndarray, kind: int) -> Any:
+    """The same graph over rows in another form; the graph's links are copied."""
+    storage = faiss.IndexScalarQuantizer(rows.shape[1], kind, faiss.METRIC_INNER_PRODUCT)
+    storage.train(np.ascontiguousarray(rows[:: max(1, len(rows) // 50_000)]))
+    for start in range(0, len(rows), 50_000):
+        storage.add(np.ascontiguousarray(rows[start : start + 50_000]))
+    index = faiss.IndexHNSW(storage, 32)
+    index.hnsw, index.ntotal, index.is_trained = flat.hnsw, flat.ntotal, True
+    return index
+
+
+def contenders_of(
+    large: Any, others: Mapping[str, Any], finest: np.ndarray, early: Mapping[str, list[Entry]]
+) -> dict[str, Callable[[int], np.ndarray]]:
+    """What is timed: Flat, cold starts, and entered searches at several widths."""
+    found: dict[str, Callable[[int], np.ndarray]] = {"Flat-768": partial(_flat_pass, large, finest)}
+    for ef in (64, 128, 256, 512, 1024):
+        found[f"cold ef {ef}"] = partial(_cold_pass, large, finest, ef)
+    for label, entries in early.items():
+        for ef in (16, 32, 64, 128, 256):
+            found[f"{label} ef {ef}"] = partial(_entered_pass, large, finest, ef, entries)
+    label, entries = list(early.items())[1]
+    for ef in (64, 128):
+        at_once = [Entry(e.rows, e.stored, 2) for e in entries]
+        found[f"{label} ef {ef} type 2"] = partial(_entered_pass, large, finest, ef, at_once)
+        for name, index in others.items():
+            found[f"{label} ef {ef} {name}"] = partial(_entered_pass, index, finest, ef, entries)
+            found[f"cold ef {4 * ef} {name}"] = partial(_cold_pass, index, finest, 4 * ef)
+    return found
+
+
+def compare(
+    rows: np.ndarray,
+    small: Any,
+    large: Any,
+    others: Mapping[str, Any],
+    queries: Queries,
+    name: str,
+) -> None:
     """Print recall and milliseconds after the last exit for every operating point."""
     finest = np.ascontiguousarray(queries.levels[-1])
     truth = exact_top(rows, finest, 10)
     stored = faiss.rev_swig_ptr(faiss.downcast_index(large.storage).get_xb(), rows.size)
     stored = stored.reshape(rows.shape)
-    contenders: dict[str, Callable[[int], np.ndarray]] = {}
-    for ef in (64, 128, 256, 512, 1024):
-        contenders[f"cold ef {ef}"] = partial(_cold_pass, large, finest, ef)
+    early: dict[str, list[Entry]] = {}
     for early_ef, keep in ((32, 10), (64, 20), (128, 40)):
         found, early_ms = early_answers(small, queries, early_ef, keep)
         held = overlap(found, truth)
         print(f"{name}: early ef {early_ef} keeps {keep}: {early_ms:.2f} ms, holds {held:.3f}")
-        for ef in (32, 64, 128, 256):
-            for kind in (1, 2):
-                label = f"entered {keep} (early ef {early_ef}) ef {ef} type {kind}"
-                entries = [Entry(f[f >= 0], stored, kind) for f in found]
-                contenders[label] = partial(_entered_pass, large, finest, ef, entries)
+        early[f"entered at {keep}"] = [Entry(f[f >= 0], stored) for f in found]
+    contenders = contenders_of(large, others, finest, early)
     times = interleaved(contenders, min(PASSES, len(finest)))
+    flat = median(times["Flat-768"])
     for label, contender in contenders.items():
-        recall = overlap([contender(i) for i in range(len(finest))], truth)
-        print(f"{name}: {label:<44} recall {recall:.4f}  {median(times[label]):.3f} ms", flush=True)
+        exact = label == "Flat-768"
+        answers = [] if exact else [contender(i) for i in range(len(finest))]
+        recall, ms = 1.0 if exact else overlap(answers, truth), median(times[label])
+        line = f"recall {recall:.4f} {ms:8.3f} ms  Flat/{flat / ms:.0f}"
+        print(f"{name}: {label:<32} {line}", flush=True)
+
+
+def _flat_pass(index: Any, finest: np.ndarray, number: int) -> np.ndarray:
+    at = number % len(finest)
+    return index.storage.search(finest[at : at + 1], 10)[1][0]
 
 
 def _cold_pass(index: Any, finest: np.ndarray, ef: int, number: int) -> np.ndarray:
@@ -127,16 +170,22 @@ def _entered_pass(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=1_000_000)
-    parser.add_argument("--queries", type=int, default=500)
+    parser.add_argument("--queries", type=int, default=300)
     options = parser.parse_args()
     WORK.mkdir(parents=True, exist_ok=True)
+    faiss.omp_set_num_threads(1)  # faiss may have been loaded before `measure` could say so
     print(machine(), "faiss", faiss.__version__)
     rows = make_rows(WORK / f"rows-{options.rows}.npy", options.rows)
     small = build(rows, DIMS[0], WORK / f"hnsw-{DIMS[0]}-{options.rows}.faiss")
     large = build(rows, DIMS[-1], WORK / f"hnsw-{DIMS[-1]}-{options.rows}.faiss")
+    faiss.cvar.distance_compute_blas_threshold = 4096
+    quantizer = faiss.ScalarQuantizer
+    kinds = {"fp16": quantizer.QT_fp16, "sq8": quantizer.QT_8bit_uniform}
+    others = {name: recoded(large, rows, kind) for name, kind in kinds.items()}
     settings = {"kind": (KIND, 0.0), "unkind": (UNKIND, 0.0), "gap": (KIND, 0.5)}
     for name, (noise, gap) in settings.items():
-        compare(rows, small, large, make_queries(rows, options.queries, noise=noise, gap=gap), name)
+        queries = make_queries(rows, options.queries, noise=noise, gap=gap)
+        compare(rows, small, large, others, queries, name)
 
 
 if __name__ == "__main__":

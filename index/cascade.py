@@ -11,11 +11,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from types import MappingProxyType
 from typing import Literal
 
 from hivlp.index.candidates import Candidates
 from hivlp.index.errors import PlanError
 from hivlp.index.level_index import LevelIndex, Method, SearchParams
+from hivlp.index.masks import RowMask
 from hivlp.models.levels import FloatArray, Modality
 
 PlanName = Literal["cascade", "funnel", "exact"]
@@ -89,12 +91,23 @@ def run_stage(
     stage: Stage,
     queries: FloatArray,
     previous: Sequence[Candidates] | None,
+    *,
+    graphs: Mapping[int, LevelIndex] = MappingProxyType({}),
+    mask: RowMask | None = None,
 ) -> list[Candidates]:
-    """One stage for n queries ((n, dim of stage.level) float32): n Candidates of at most `keep`."""
+    """One stage for n queries ((n, dim of stage.level) float32): n Candidates of at most `keep`.
+
+    `graphs` are the levels that graph stages walk; `mask` says which rows a first scan may find.
+    What it finds is all that later stages re-score. Raises PlanError for a graph under a mask.
+    """
+    if stage.method == "graph":
+        if mask is not None:
+            raise PlanError("a graph can't be searched under a filter: scan first")
+        entry_rows = [found.rows for found in previous] if previous is not None else None
+        return graphs[stage.level].search(queries, stage.keep, stage.params, entry_rows, None)
     level = levels[stage.level]
     if stage.method == "rescore":
         assert previous is not None, "a re-score needs what the stage before found"
         scored = level.score(queries, [found.rows for found in previous])
         return [found.top(stage.keep) for found in scored]
-    entry_rows = [found.rows for found in previous] if previous is not None else None
-    return level.search(queries, stage.keep, stage.params, entry_rows)
+    return level.search(queries, stage.keep, stage.params, None, mask)

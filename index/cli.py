@@ -7,18 +7,30 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from hivlp.index.arguments import (
+    DONE,
+    USAGE,
+    above_zero,
+    add_index,
+    artifact_of,
+    model_of,
+    parse,
+    parser_of,
+    positive,
+    share,
+    size_bytes,
+    store_of,
+)
 from hivlp.index.errors import BuildError, SnapshotMissing
+from hivlp.index.level_index import CODECS, FAMILIES, ROWS_TYPES
 from hivlp.index.snapshot.export import export_faiss
 from hivlp.index.snapshot.manifest import SnapshotManifest
-from hivlp.index.snapshot.store import SnapshotStore, default_home
-from hivlp.models.errors import ArtifactError
-
-DONE, FAILED, USAGE = 0, 1, 2
+from hivlp.index.snapshot.store import SnapshotStore
 
 
 def build(arguments: Sequence[str]) -> int:
     """`hivlp build`: encode a corpus and publish it as a version of an index."""
-    parser = _parser(
+    parser = parser_of(
         "build",
         "Encode a corpus and publish it as a snapshot of an index.",
         "hivlp build pictures/ --artifact .hivlp/artifacts/demo --index default",
@@ -29,54 +41,55 @@ def build(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--materialise", action="store_true", help="keep every level as a FAISS index, not only 1"
     )
-    parser.add_argument("--batch-size", type=_positive, default=32, help="items a batch (32)")
+    parser.add_argument("--batch-size", type=positive, default=32, help="items a batch (32)")
     parser.add_argument(
-        "--max-failures", type=_share, default=0.05, help="share of bad items allowed (0.05)"
+        "--max-failures", type=share, default=0.05, help="share of bad items allowed (0.05)"
     )
     parser.add_argument("--metadata-group", help="metadata column whose equals answer each other")
-    parser.add_argument("--threads", type=_positive, default=1, help="encoder threads (1)")
+    parser.add_argument("--threads", type=positive, default=1, help="encoder threads (1)")
     parser.add_argument(
         "--no-activate", action="store_true", help="publish without making it the active version"
     )
-    given = _parse(parser, arguments)
+    _add_choice(parser)
+    given = parse(parser, arguments)
     return given if isinstance(given, int) else _build(given)
 
 
 def evaluate(arguments: Sequence[str]) -> int:
     """`hivlp evaluate`: measure an index by level and plan."""
-    parser = _parser(
+    parser = parser_of(
         "evaluate",
         "Measure R@K and ANN recall of an index, by direction, level and plan.",
         "hivlp evaluate --index default --json report.json",
     )
-    _add_index(parser)
+    add_index(parser)
     parser.add_argument("--group", help="metadata column whose equals count as right")
-    parser.add_argument("--sample", type=_positive, default=2_000, help="most queries (2000)")
+    parser.add_argument("--sample", type=positive, default=2_000, help="most queries (2000)")
     parser.add_argument("--json", type=Path, help="write the report to this file too")
-    parser.add_argument("--threads", type=_positive, default=1, help="encoder threads (1)")
-    given = _parse(parser, arguments)
+    parser.add_argument("--threads", type=positive, default=1, help="encoder threads (1)")
+    given = parse(parser, arguments)
     return given if isinstance(given, int) else _evaluate(given)
 
 
 def search(arguments: Sequence[str]) -> int:
     """`hivlp search`: search an index for a text or a picture."""
-    parser = _parser(
+    parser = parser_of(
         "search",
         "Search an index for a text or a picture.",
         'hivlp search "red heart" --k 5     or     hivlp search --image photo.jpg',
     )
     parser.add_argument("text", nargs="?", help="what to search for")
     parser.add_argument("--image", type=Path, help="search for this picture instead")
-    _add_index(parser)
-    parser.add_argument("--k", type=_positive, default=10, help="results wanted (10)")
+    add_index(parser)
+    parser.add_argument("--k", type=positive, default=10, help="results wanted (10)")
     parser.add_argument(
         "--modality", choices=("image", "text"), default="image", help="what is searched (image)"
     )
     parser.add_argument(
         "--plan", choices=("auto", "cascade", "funnel", "exact"), default="auto", help="(auto)"
     )
-    parser.add_argument("--threads", type=_positive, default=1, help="encoder threads (1)")
-    given = _parse(parser, arguments)
+    parser.add_argument("--threads", type=positive, default=1, help="encoder threads (1)")
+    given = parse(parser, arguments)
     if isinstance(given, int):
         return given
     if (given.text is None) == (given.image is None):
@@ -87,7 +100,7 @@ def search(arguments: Sequence[str]) -> int:
 
 def snapshots(arguments: Sequence[str]) -> int:
     """`hivlp snapshots`: list, verify, activate, roll back, export."""
-    parser = _parser(
+    parser = parser_of(
         "snapshots",
         "List, verify, activate, roll back or export snapshots.",
         "hivlp snapshots list     or     hivlp snapshots export --to faiss-files/",
@@ -107,18 +120,40 @@ def snapshots(arguments: Sequence[str]) -> int:
             action.add_argument("version", help="the version to activate")
         elif name in ("verify", "export"):
             action.add_argument("--version", help="(default: the active one)")
+        if name == "verify":
+            action.add_argument(
+                "--recall", action="store_true", help="measure what its plans find, too"
+            )
+            action.add_argument("--artifact", type=Path, help="the model (default: its own)")
         if name == "export":
             action.add_argument("--to", type=Path, required=True, help="an empty or new folder")
-    given = _parse(parser, arguments)
+    given = parse(parser, arguments)
     return given if isinstance(given, int) else _snapshots(given)
+
+
+def _add_choice(parser: argparse.ArgumentParser) -> None:
+    """Options that say how the index should find, or the limits to choose within."""
+    parser.add_argument("--family", choices=("auto", *FAMILIES), default="auto", help="(auto)")
+    parser.add_argument(
+        "--level1", choices=("auto", *CODECS), default="auto", help="level 1's codes (auto)"
+    )
+    parser.add_argument("--rows", choices=ROWS_TYPES, default="fp32", help="rows kept as (fp32)")
+    parser.add_argument("--max-memory", type=size_bytes, help="most bytes searched, as 2GiB")
+    parser.add_argument("--max-query-ms", type=above_zero, help="most ms of one query's search")
+    parser.add_argument(
+        "--max-build-s", type=above_zero, default=1_800.0, help="most s to build levels (1800)"
+    )
+    parser.add_argument("--target", type=share, default=0.99, help="ANN recall wanted (0.99)")
+    parser.add_argument("--explain", action="store_true", help="print what was chosen from")
 
 
 def _build(given: argparse.Namespace) -> int:
     from hivlp.index.build.build import BuildSettings, build_index
+    from hivlp.index.build.choice import Wishes, table
     from hivlp.index.build.corpus import open_corpus
     from hivlp.index.build.model import Model
 
-    store = _store(given)
+    store = store_of(given)
     corpus = open_corpus(given.corpus)
     artifact = given.artifact or _last_artifact(store, given.index)
     settings = BuildSettings(
@@ -126,6 +161,15 @@ def _build(given: argparse.Namespace) -> int:
         max_failures=given.max_failures,
         materialise=given.materialise,
         metadata_group=given.metadata_group,
+        target=given.target,
+        rows_type=given.rows,
+        wishes=Wishes(
+            family=given.family,
+            level1=given.level1,
+            max_memory_bytes=given.max_memory,
+            max_query_ms=given.max_query_ms,
+            max_build_s=given.max_build_s,
+        ),
         activate=not given.no_activate,
     )
     report = build_index(
@@ -139,6 +183,8 @@ def _build(given: argparse.Namespace) -> int:
         print(f"left out {report.failures}, listed in {report.failures_file}")
     for note in report.notes:
         print(note)
+    if given.explain:
+        print("\n".join(table(side, options) for side, options in manifest.options.items()))
     return DONE
 
 
@@ -147,9 +193,9 @@ def _evaluate(given: argparse.Namespace) -> int:
     from hivlp.index.evaluation import EvaluationSettings
     from hivlp.index.evaluation import evaluate as evaluate_snapshot
 
-    store = _store(given)
+    store = store_of(given)
     snapshot = store.open(given.index, given.version)
-    model = Model.load(_artifact(given, store, snapshot.manifest), threads=given.threads)
+    model = Model.load(model_of(given, store, snapshot.manifest), threads=given.threads)
     group = given.group or snapshot.manifest.build.metadata_group
     report = evaluate_snapshot(snapshot, model, EvaluationSettings(given.sample, group))
     print(report.to_text())
@@ -161,18 +207,22 @@ def _evaluate(given: argparse.Namespace) -> int:
 def _search(given: argparse.Namespace) -> int:
     from hivlp.index.search_once import print_search
 
-    store = _store(given)
-    with_model = _artifact(given, store, store.manifest(given.index, given.version))
+    store = store_of(given)
+    with_model = model_of(given, store, store.manifest(given.index, given.version))
     return print_search(given, store, with_model)
 
 
 def _snapshots(given: argparse.Namespace) -> int:
-    store = _store(given)
+    from hivlp.index.cli_calibrate import print_recall
+
+    store = store_of(given)
     if given.action == "list":
         return _list(store, given.index)
     if given.action == "verify":
         manifest = store.verify(given.index, given.version)
         print(f"{given.index} {manifest.version}: {len(manifest.files) + 1} files are as published")
+        if given.recall:
+            return print_recall(store, manifest, model_of(given, store, manifest))
     elif given.action == "activate":
         store.activate(given.index, given.version)
         print(f"{given.index} {given.version}: active")
@@ -205,77 +255,8 @@ def _line(manifest: SnapshotManifest | None, trouble: str | None) -> str:
     return f"{manifest.items:>8} items  {rows} rows  {size:.1f} MiB  model {manifest.model}"
 
 
-def artifact_of(store: SnapshotStore, manifest: SnapshotManifest) -> Path:
-    """The model an index was calibrated with: `artifacts/<name>`, or where it lay at the build.
-
-    Raises ArtifactError where neither is there.
-    """
-    for folder in (store.home / "artifacts" / manifest.model, Path(manifest.artifact)):
-        if (folder / "manifest.json").is_file():
-            return folder
-    raise ArtifactError(
-        Path(manifest.artifact),
-        f"the model {manifest.model!r} of index {manifest.index!r} is not there, nor in "
-        f"{store.home / 'artifacts'}; name it with --artifact",
-    )
-
-
 def _last_artifact(store: SnapshotStore, index: str) -> Path:
     """The model of the index's active version. Raises BuildError where there is none yet."""
     if not store.versions(index):
         raise BuildError(f"index {index!r} has no version yet: name the model with --artifact")
     return artifact_of(store, store.manifest(index))
-
-
-def _artifact(given: argparse.Namespace, store: SnapshotStore, manifest: SnapshotManifest) -> Path:
-    return given.artifact or artifact_of(store, manifest)
-
-
-def _store(given: argparse.Namespace) -> SnapshotStore:
-    return SnapshotStore(given.home or default_home())
-
-
-def _parser(name: str, summary: str, example: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog=f"hivlp {name}",
-        description=summary,
-        epilog=f"example: {example}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    if name != "snapshots":
-        parser.add_argument("--home", type=Path, help="state folder (HIVLP_HOME, .hivlp)")
-    return parser
-
-
-def _add_index(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--index", default="default", help="index name (default: default)")
-    parser.add_argument("--version", help="version (default: the active one)")
-    parser.add_argument("--artifact", type=Path, help="the model (default: the index's own)")
-
-
-def _parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse.Namespace | int:
-    """The arguments, or the exit code where argparse has said all there is to say."""
-    try:
-        return parser.parse_args(list(arguments))
-    except SystemExit as stop:
-        return DONE if stop.code in (0, None) else USAGE
-
-
-def _positive(text: str) -> int:
-    try:
-        number = int(text)
-    except ValueError:
-        number = 0
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
-    return number
-
-
-def _share(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = -1.0
-    if not 0 <= number <= 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 to 1")
-    return number

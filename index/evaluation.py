@@ -125,7 +125,7 @@ def evaluate(snapshot: Snapshot, model: Model, settings: EvaluationSettings) -> 
     manifest = snapshot.manifest
     model.check_fits(manifest.gallery_space)
     groups = _groups(snapshot, settings.group)
-    queries, unread = _queries(snapshot, model, settings.sample)
+    queries, unread = sample_queries(snapshot, model, settings.sample)
     searcher = LocalSearcher(snapshot)
     reports = []
     for query, searched in DIRECTIONS:
@@ -177,7 +177,7 @@ def ann_recall(exact: FloatArray, found: RowArray, k: int = ANN_K) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class _Sampled:
+class Sampled:
     """Queries and the row each one is in its own modality's side."""
 
     queries: QuerySet
@@ -204,7 +204,7 @@ class _Direction:
         searcher: LocalSearcher,
         query: Modality,
         searched: Modality,
-        sampled: _Sampled,
+        sampled: Sampled,
         groups: RowArray,
     ) -> None:
         self._searcher = searcher
@@ -336,13 +336,15 @@ def _groups(snapshot: Snapshot, column: str | None) -> RowArray:
     return own
 
 
-def _queries(snapshot: Snapshot, model: Model, limit: int) -> tuple[dict[Modality, _Sampled], int]:
+def sample_queries(
+    snapshot: Snapshot, model: Model, limit: int, seed: int = SEED
+) -> tuple[dict[Modality, Sampled], int]:
     """Up to `limit` captions and pictures of the snapshot, encoded through every exit.
 
     Besides, how many of the pictures could not be read.
     """
-    rng = np.random.default_rng(SEED)
-    found: dict[Modality, _Sampled] = {}
+    rng = np.random.default_rng(seed)
+    found: dict[Modality, Sampled] = {}
     unread = 0
     for side in snapshot.sides.values():
         rows = np.sort(rng.choice(side.size, min(limit, side.size), replace=False))
@@ -355,7 +357,7 @@ def _queries(snapshot: Snapshot, model: Model, limit: int) -> tuple[dict[Modalit
         own = rows
         if side.modality == "image":  # one row an item; unreadable pictures dropped out
             own = np.searchsorted(side.row_items, queries.ordinals)
-        found[side.modality] = _Sampled(queries, own.astype(np.int64))
+        found[side.modality] = Sampled(queries, own.astype(np.int64))
     return found, unread
 
 

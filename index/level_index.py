@@ -7,9 +7,19 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from hivlp.index.candidates import Candidates, RowArray
+from hivlp.index.masks import RowMask
 from hivlp.models.levels import FloatArray
 
 Method = Literal["scan", "rescore", "graph"]
+Codec = Literal["flat", "sq8", "pq64x4fs"]
+"""How a level's scanned codes are kept: fp32, one byte a number, or four bits for some numbers."""
+CODECS: tuple[Codec, ...] = ("flat", "sq8", "pq64x4fs")
+Family = Literal["scan", "graph"]
+"""How an index finds: level 1 scanned and the rest re-scored, or two graphs (and the scan too)."""
+FAMILIES: tuple[Family, ...] = ("scan", "graph")
+RowsType = Literal["fp32", "fp16"]
+"""How rows are kept."""
+ROWS_TYPES: tuple[RowsType, ...] = ("fp32", "fp16")
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,12 +34,18 @@ class SearchParams:
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What a level can do. `max_k` None means no limit of its own."""
+    """What a level can do. `max_k` None means no limit of its own.
+
+    `exact`: a search finds what exhaustive search of this level would. `batch`: many queries at
+    once cost less than one by one. `mask` False: a search must not be given a mask.
+    """
 
     methods: frozenset[Method]
     mask: bool
     entry_rows: bool
     max_k: int | None
+    exact: bool
+    batch: bool
 
 
 class LevelIndex(Protocol):
@@ -60,10 +76,13 @@ class LevelIndex(Protocol):
         k: int,
         params: SearchParams,
         entry_rows: Sequence[RowArray] | None,
+        mask: RowMask | None,
     ) -> list[Candidates]:
-        """The best min(k, size) rows for each of `queries` (n, dim) float32, normalised.
+        """The best min(k, rows allowed) rows for each of `queries` (n, dim) float32, normalised.
 
-        `entry_rows`, one array a query, are where a graph begins; only for levels that declare it.
+        `entry_rows`, one array a query, are where a graph begins; `mask` (None: every row) says
+        which rows may be returned. Each only for levels that declare it. Scores are this level's
+        own, by the project's kernel, whatever found the rows.
         """
 
     def score(self, queries: FloatArray, rows: Sequence[RowArray]) -> list[Candidates]:

@@ -10,6 +10,7 @@ import numpy as np
 from hivlp.index.candidates import Candidates, RowArray
 from hivlp.index.cascade import Plan, PlanRequest, Stage, run_stage
 from hivlp.index.errors import NoSuchItem
+from hivlp.index.masks import RowMask
 from hivlp.index.plans import make_plan
 from hivlp.index.searcher import FoundItem, SnapshotInfo
 from hivlp.index.snapshot.snapshot import Side, Snapshot
@@ -21,7 +22,8 @@ class LocalSearcher:
 
     def __init__(self, snapshot: Snapshot) -> None:
         self.snapshot = snapshot
-        self._widths = snapshot.manifest.width_table()
+        self._widths = snapshot.manifest.width_table("scan")
+        self._beams = snapshot.manifest.width_table("graph")
         self._info = _info(snapshot)
 
     @property
@@ -33,8 +35,11 @@ class LocalSearcher:
         """Close the snapshot."""
         self.snapshot.close()
 
-    def plan(self, request: PlanRequest) -> Plan:
-        """Widths and methods for a request; `need` counts items. Raises PlanError."""
+    def plan(self, request: PlanRequest, *, masked: bool = False) -> Plan:
+        """Widths and methods for a request; `need` counts items. Raises PlanError.
+
+        `masked`: the plan will run under a row mask, so its first stage is a scan.
+        """
         side = self._side(request.searched)
         return make_plan(
             request,
@@ -43,6 +48,7 @@ class LocalSearcher:
             side.size if side else 0,
             gallery=self._info.gallery,
             rows_needed=side.rows_needed(request.need) if side and request.need > 0 else None,
+            graphs=self._beams if side and side.graphs and not masked else None,
         )
 
     def step(
@@ -51,15 +57,18 @@ class LocalSearcher:
         stage: Stage,
         queries: FloatArray,
         previous: Sequence[Candidates] | None,
+        *,
+        mask: RowMask | None = None,
     ) -> list[Candidates]:
         """Run one stage for n queries, (n, dim of stage.level) float32.
 
+        `mask` says which rows the first stage may find (None: all); the plan must be a masked one.
         A side without rows finds nothing. Raises InputError for NaN, Inf or a wrong shape.
         """
         side = self._side(searched)
         if side is None:
             return [Candidates.none() for _ in queries]
-        return run_stage(side.levels, stage, queries, previous)
+        return run_stage(side.levels, stage, queries, previous, graphs=side.graphs, mask=mask)
 
     def items(self, searched: Modality, found: Candidates, k: int, offset: int) -> list[FoundItem]:
         """The best row of each item, skipping `offset` items, at most `k`."""

@@ -5,6 +5,12 @@
     exact     scan the finest level
     auto      cascade
 
+and, on an index of the graph family, for requests without a filter or widths of their own:
+
+    cascade   walk level 1's graph with the first exit, then the finest graph with the last, entered
+              at what the first found
+    funnel    encode fully; walk the finest graph from a cold start
+
 Widths come from a sweep at build (`build/widths.py`), never from a constant; where none could be
 measured, because the corpus held no query of that kind, `UNMEASURED` says what is used instead.
 """
@@ -21,6 +27,7 @@ import numpy as np
 from hivlp.index.candidates import Candidates
 from hivlp.index.cascade import Plan, PlanName, PlanRequest, Stage
 from hivlp.index.errors import PlanError
+from hivlp.index.level_index import SearchParams
 from hivlp.index.searcher import Searcher
 from hivlp.models.levels import FloatArray, GalleryKind, LevelSpec, Modality, nested_prefix
 
@@ -32,13 +39,17 @@ UNMEASURED = ((1_000, 50), (200, 10))
 class WidthPoint:
     """What to keep for `k` returned rows: one number per narrowing level of the plan, coarse first.
 
-    A cascade of L levels has L - 1 narrowing levels, a funnel one.
+    A cascade of L levels has L - 1 narrowing levels, a funnel one. A graph's cascade narrows once
+    (`keeps` are its entry rows), its funnel not at all; `efs` are the beams of its stages.
     """
 
     k: int
     keeps: tuple[int, ...]
+    efs: tuple[int, ...] = ()
 
 
+UNMEASURED_GRAPH = (WidthPoint(10, (), (512,)), WidthPoint(10, (40,), (128, 256)))
+"""The beams of a funnel and of a cascade without a sweep."""
 WidthKey = tuple[Modality, Modality, PlanName]
 """(searched, query, plan)"""
 WidthTable = Mapping[WidthKey, Sequence[WidthPoint]]
@@ -52,9 +63,12 @@ def make_plan(
     *,
     gallery: GalleryKind = "nested",
     rows_needed: int | None = None,
+    graphs: WidthTable | None = None,
 ) -> Plan:
     """The plan for a request on a side of `rows` rows.
 
+    `graphs` are the measured beams of a side that has graphs and may walk them (None: it has none,
+    or a filter forbids it). Explicit widths and a cap on the level speak of scans: they get one.
     `rows_needed` is how many rows make sure that `request.need` items are among them (None: as many
     as items). Explicit widths replace the measured ones of their levels and are taken as meant, as
     long as they leave `need` rows. Raises PlanError naming the parameter and the limit.
@@ -66,6 +80,9 @@ def make_plan(
     used = _levels_of(name, finest)
     explicit = _explicit_keeps(request, name, used, finest)
     wanted = min(max(request.need, rows_needed or 0), max(rows, 1))
+    if graphs is not None and name != "exact" and not explicit and finest == len(levels):
+        points = graphs.get((request.searched, request.query, name), ())
+        return Plan(name, graph_stages(name, finest, points, wanted, max(rows, 1)))
     points = widths.get((request.searched, request.query, name), ())
     measured = default_keeps(points, wanted, len(used) - 1)
     keeps = _merge(used, [*measured, wanted], explicit, max(rows, 1))
@@ -82,6 +99,23 @@ def default_keeps(points: Sequence[WidthPoint], k: int, narrowing: int) -> list[
         known = {point.k: point.keeps[i] for point in points}
         found.append(max(k, _interpolate(known, k)))
     return found
+
+
+def graph_stages(
+    name: PlanName, finest: int, points: Sequence[WidthPoint], k: int, rows: int
+) -> tuple[Stage, ...]:
+    """The stages of a graph plan for `k` rows: beams and entry rows interpolated as widths are."""
+    entered = name == "cascade" and finest > 1
+    count = 2 if entered else 1
+    known = points or (UNMEASURED_GRAPH[count - 1],)
+    efs = [
+        max(k, _interpolate({point.k: point.efs[i] for point in known}, k)) for i in range(count)
+    ]
+    last = Stage(finest, "graph", k, finest, SearchParams(ef=efs[-1]))
+    if not entered:
+        return (last,)
+    keep = min(_interpolate({point.k: point.keeps[0] for point in known}, k), rows)
+    return (Stage(1, "graph", keep, 1, SearchParams(ef=max(efs[0], keep))), last)
 
 
 def stage_query(stage: Stage, outputs: Mapping[int, FloatArray], dim: int) -> FloatArray:

@@ -10,16 +10,29 @@ from hivlp.models.errors import HivlpError
 
 COMMAND_GROUP = "hivlp.commands"
 DONE, FAILED, USAGE = 0, 1, 2
-ORDER = ("demo", "fit-exits", "export", "build", "evaluate", "search", "snapshots", "serve")
+ORDER = (
+    "demo",
+    "fit-exits",
+    "export",
+    "build",
+    "calibrate",
+    "evaluate",
+    "search",
+    "snapshots",
+    "serve",
+    "bench",
+)
 SUMMARIES = {
     "demo": "real pictures and pretrained towers, fitted, indexed and served",
     "fit-exits": "fit early outputs on pretrained towers",
     "export": "write a fitted model as an artifact of ONNX graphs",
     "build": "encode a corpus and publish it as a snapshot of an index",
+    "calibrate": "measure an index's widths again, without building it",
     "evaluate": "measure R@K and ANN recall of an index, by level and plan",
     "search": "search an index for a text or a picture",
     "snapshots": "list, verify, activate, roll back or export snapshots",
     "serve": "serve indexes over HTTP",
+    "bench": "what a cascade costs, by the paper's formula",
 }
 
 Command = Callable[[Sequence[str]], int]

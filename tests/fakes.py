@@ -11,10 +11,11 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from hivlp.index.build import gate
-from hivlp.index.build.assemble import write_catalogue, write_faiss, write_side
+from hivlp.index.build.assemble import write_catalogue, write_faiss, write_graphs, write_side
 from hivlp.index.build.embeddings import EmbeddingCache
 from hivlp.index.build.encode import EncodedItem
 from hivlp.index.build.model import Model
+from hivlp.index.level_index import Codec, Family, RowsType
 from hivlp.index.snapshot import layout
 from hivlp.index.snapshot.manifest import (
     BuildRecord,
@@ -127,6 +128,9 @@ def write_snapshot(
     widths: Sequence[WidthRecord] = (),
     metadata: Sequence[dict[str, Any]] | None = None,
     activate: bool = True,
+    family: Family = "scan",
+    level1: Codec = "flat",
+    rows_type: RowsType = "fp32",
 ) -> str:
     """Publish a nested snapshot of given unit vectors: item i is `i{i}`; returns its version."""
     levels = specs(dims)
@@ -155,13 +159,20 @@ def write_snapshot(
         sides = {}
         faiss_levels = tuple(s.level for s in levels) if materialise else (1,)
         for side in layout.SIDES:
-            built = write_side(staging.path, side, items, c, levels, "nested")
+            built = write_side(staging.path, side, items, c, levels, "nested", rows_type)
             if built is not None:
                 gate.check_side(built, items)
-                write_faiss(staging.path, built, faiss_levels)
+                write_faiss(staging.path, built, faiss_levels, level1)
+                graphs = write_graphs(staging.path, built) if family == "graph" else ()
                 most = int(np.bincount(built.row_items).max())
                 sides[side] = SideRecord(
-                    rows=built.size, max_rows_per_item=most, faiss_levels=faiss_levels
+                    rows=built.size,
+                    max_rows_per_item=most,
+                    faiss_levels=faiss_levels,
+                    family=family,
+                    level1=level1,
+                    rows_type=rows_type,
+                    graph_levels=graphs,
                 )
         files = sorted(path for path in staging.path.rglob("*") if path.is_file())
         manifest = SnapshotManifest(

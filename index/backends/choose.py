@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from types import ModuleType
+from typing import Literal
 
 from hivlp.index.backends.exact import ExactLevel
 from hivlp.index.backends.rows import LevelRows
-from hivlp.index.level_index import LevelIndex
+from hivlp.index.level_index import Codec, LevelIndex
 from hivlp.models.errors import MissingExtra
-
-if TYPE_CHECKING:
-    from types import ModuleType
 
 Backend = Literal["faiss-cpu", "numpy"]
 """`faiss-cpu` opens what is stored as FAISS indexes; `numpy` uses the rows alone."""
@@ -27,25 +26,49 @@ def open_level(
     """
     if backend == "numpy" or faiss_file is None:
         return ExactLevel(level, rows)
-    opened: LevelIndex = _faiss_cpu().open_flat(faiss_file, level)
+    opened: LevelIndex = _faiss("faiss_cpu").open_codes(faiss_file, level, rows)
     return opened
 
 
-def write_level(path: Path, rows: LevelRows) -> None:
-    """Write a level's unit vectors as a plain FAISS index. Raises MissingExtra."""
-    _faiss_cpu().write_flat(path, rows)
+def open_graph(
+    graph_file: Path, rows: LevelRows, codes: LevelIndex, rows_file: Path | None
+) -> LevelIndex:
+    """Open the graph of the level that `codes` scans: it walks over the same FAISS codes.
+
+    A level without FAISS codes is walked over `rows_file`, in place. Raises MissingExtra where
+    faiss is absent, ValueError for an unreadable file.
+    """
+    shared = None if isinstance(codes, ExactLevel) else codes
+    module = _faiss("faiss_graph")
+    opened: LevelIndex = module.open_graph(graph_file, codes.level, rows, shared, rows_file)
+    return opened
+
+
+def write_level(path: Path, rows: LevelRows, codec: Codec = "flat") -> None:
+    """Write a level's unit vectors as a plain FAISS index. Raises MissingExtra, ValueError."""
+    _faiss("faiss_cpu").write_codes(path, rows, codec)
+
+
+def write_graph(path: Path, rows: LevelRows) -> None:
+    """Build and write a level's graph, links alone. Raises MissingExtra, ValueError."""
+    _faiss("faiss_graph").write_graph(path, rows)
+
+
+def codec_for(codec: Codec, rows: int) -> Codec:
+    """The codec that a level of so many rows can have. Raises MissingExtra."""
+    possible: Codec = _faiss("faiss_cpu").codec_for(codec, rows)
+    return possible
 
 
 def faiss_version() -> str:
     """The installed faiss's version. Raises MissingExtra."""
-    return str(_faiss_cpu().VERSION)
+    return str(_faiss("faiss_cpu").VERSION)
 
 
-def _faiss_cpu() -> ModuleType:
+def _faiss(module: Literal["faiss_cpu", "faiss_graph"]) -> ModuleType:
     try:
-        from hivlp.index.backends import faiss_cpu
+        return importlib.import_module(f"hivlp.index.backends.{module}")
     except ModuleNotFoundError as error:
         if error.name != "faiss":
             raise
         raise MissingExtra("faiss", "cpu") from error
-    return faiss_cpu

@@ -10,11 +10,19 @@ import numpy as np
 from hivlp.index.backends.rows import LevelRows, Rows, check_queries, ranked_scores
 from hivlp.index.candidates import Candidates, RowArray
 from hivlp.index.level_index import Capabilities, SearchParams
+from hivlp.index.masks import RowMask
 from hivlp.models.levels import FloatArray
 
 CAPABILITIES = Capabilities(
-    methods=frozenset({"scan", "rescore"}), mask=False, entry_rows=False, max_k=None
+    methods=frozenset({"scan", "rescore"}),
+    mask=True,
+    entry_rows=False,
+    max_k=None,
+    exact=True,
+    batch=False,
 )
+SPARSE = 8
+"""Allowed rows are gathered where they are fewer than one in this many; else all are scanned."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,19 +53,28 @@ class ExactLevel:
         k: int,
         params: SearchParams,  # noqa: ARG002  nothing to tune here
         entry_rows: Sequence[RowArray] | None,
+        mask: RowMask | None,
     ) -> list[Candidates]:
-        """The best min(k, size) rows of each query (n, dim), exactly. Raises InputError."""
+        """The best min(k, allowed) rows of each query (n, dim), exactly. Raises InputError."""
         assert k >= 1, k
         assert entry_rows is None, "a scan has no entry rows"
-        return [best_rows(self.rows, query, k) for query in check_queries(queries, self.dim)]
+        checked = check_queries(queries, self.dim)
+        return [best_rows(self.rows, query, k, mask) for query in checked]
 
     def score(self, queries: FloatArray, rows: Sequence[RowArray]) -> list[Candidates]:
         """Score given rows, one array a query: all of them, best first. Raises InputError."""
         return ranked_scores(self.rows, check_queries(queries, self.dim), rows)
 
 
-def best_rows(rows: Rows, query: FloatArray, k: int) -> Candidates:
-    """The best min(k, N) of all rows for one query (dim,) float32."""
-    if rows.size == 0:
+def best_rows(rows: Rows, query: FloatArray, k: int, mask: RowMask | None = None) -> Candidates:
+    """The best min(k, allowed) rows for one query (dim,) float32, by exhaustive search."""
+    if mask is None:
+        every = np.arange(rows.size)
+        return Candidates.ranked(every, rows.scan(query), k) if rows.size else Candidates.none()
+    assert mask.size == rows.size, (mask.size, rows.size)
+    allowed = mask.rows
+    if not len(allowed):
         return Candidates.none()
-    return Candidates.ranked(np.arange(rows.size), rows.scan(query), min(k, rows.size))
+    sparse = SPARSE * len(allowed) < rows.size
+    scores = rows.score(query, allowed) if sparse else rows.scan(query)[allowed]
+    return Candidates.ranked(allowed, scores, k)

@@ -12,13 +12,17 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from hivlp.index.candidates import Candidates, RowArray
 from hivlp.models.errors import InputError
 from hivlp.models.levels import NORM_EPSILON, FloatArray, normalise
 
 NORM_CHUNK = 65_536
+CAST_CHUNK = 8_192
 BLOCK_SCORES = 16_000_000
+StoredArray = npt.NDArray[np.float32] | npt.NDArray[np.float16]
+"""Rows as they are kept: fp32, or fp16 in half the memory."""
 
 
 class Rows(Protocol):
@@ -37,12 +41,14 @@ class Rows(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LevelRows:
-    """`matrix` (N, D >= dim) float32, memory-mapped or not; the level is its first `dim` columns.
+    """`matrix` (N, D >= dim), memory-mapped or not; the level is its first `dim` columns.
 
     `inverse_norms` (N,) float32 make a nested prefix unit length; None where rows already are.
+    float16 rows are cast to float32 as they are read: numpy's own half-precision sums are neither
+    fast nor precise.
     """
 
-    matrix: FloatArray
+    matrix: StoredArray
     dim: int
     inverse_norms: FloatArray | None = None
 
@@ -53,7 +59,7 @@ class LevelRows:
 
     def scan(self, query: FloatArray) -> FloatArray:
         """Scores of every row for one query (dim,) float32: (N,) float32."""
-        scores: FloatArray = np.vecdot(self.matrix[:, : self.dim], query)
+        scores = np.concatenate([np.vecdot(part, query) for part in self._parts()])
         return scores if self.inverse_norms is None else scores * self.inverse_norms
 
     def scan_many(self, queries: FloatArray) -> FloatArray:
@@ -62,7 +68,7 @@ class LevelRows:
         One matrix product, many times faster than n scans, but equal rows may differ in the last
         bits: whoever compares these scores allows for it.
         """
-        scores: FloatArray = queries @ self.matrix[:, : self.dim].T
+        scores = np.concatenate([queries @ part.T for part in self._parts()], axis=1)
         if self.inverse_norms is not None:
             scores *= self.inverse_norms
         return scores
@@ -75,15 +81,23 @@ class LevelRows:
     def vectors(self, rows: RowArray) -> FloatArray:
         """The level's unit vectors of given rows: (m,) int64 in, (m, dim) float32 out."""
         taken = self._taken(rows)
-        return taken if self.inverse_norms is None else normalise(taken)
+        exact = self.inverse_norms is None and self.matrix.dtype == np.float32
+        return taken if exact else normalise(taken)
 
     def _taken(self, rows: RowArray) -> FloatArray:
         """The level's columns of given rows, copied: (m, dim) float32, C-contiguous."""
         # Indexing both axes reads the prefix alone, in half the time of `take` on whole rows or
         # less; whole rows `take` is best at (on a slice it would copy the whole matrix first).
         if self.dim == self.matrix.shape[1]:
-            return self.matrix.take(rows, axis=0)
-        return np.ascontiguousarray(self.matrix[rows, : self.dim])
+            return self.matrix.take(rows, axis=0).astype(np.float32, copy=False)
+        return np.ascontiguousarray(self.matrix[rows, : self.dim], dtype=np.float32)
+
+    def _parts(self) -> Iterator[FloatArray]:
+        """Every row in order, (m, dim) float32 each: all at once where nothing must be cast."""
+        step = max(self.size, 1) if self.matrix.dtype == np.float32 else CAST_CHUNK
+        for start in range(0, max(self.size, 1), step):
+            part = self.matrix[start : start + step, : self.dim]
+            yield part.astype(np.float32, copy=False)
 
 
 def ranked_scores(rows: Rows, queries: FloatArray, wanted: Sequence[RowArray]) -> list[Candidates]:
@@ -101,14 +115,15 @@ def query_blocks(count: int, rows: int) -> Iterator[slice]:
     return (slice(start, start + step) for start in range(0, count, step))
 
 
-def inverse_norms(matrix: FloatArray, dim: int) -> FloatArray:
+def inverse_norms(matrix: StoredArray, dim: int) -> FloatArray:
     """1 / norm of each row's first `dim` columns: (N, D) in, (N,) float32 out, in bounded memory.
 
     A zero prefix gets 0, so that it scores 0 and is never favoured.
     """
     found = np.empty(len(matrix), dtype=np.float32)
     for start in range(0, len(matrix), NORM_CHUNK):
-        norms = np.linalg.norm(matrix[start : start + NORM_CHUNK, :dim], axis=1)
+        part = matrix[start : start + NORM_CHUNK, :dim].astype(np.float32, copy=False)
+        norms = np.linalg.norm(part, axis=1)
         safe = np.where(norms > NORM_EPSILON, norms, np.inf)
         found[start : start + NORM_CHUNK] = 1.0 / safe
     return found

@@ -11,15 +11,16 @@ from typing import cast
 import numpy as np
 import pyarrow as pa
 
-from hivlp.index.backends.choose import write_level
-from hivlp.index.backends.rows import LevelRows, inverse_norms
+from hivlp.index.backends.choose import write_graph, write_level
+from hivlp.index.backends.rows import LevelRows, StoredArray, inverse_norms
 from hivlp.index.build.columns import metadata_columns
 from hivlp.index.build.embeddings import EmbeddingCache
 from hivlp.index.build.encode import EncodedItem
 from hivlp.index.candidates import RowArray
+from hivlp.index.level_index import Codec, RowsType
 from hivlp.index.snapshot import layout
 from hivlp.index.snapshot.catalogue import ID, IMAGE, id_index, write_table
-from hivlp.models.levels import FloatArray, GalleryKind, LevelSpec, Modality
+from hivlp.models.levels import GalleryKind, LevelSpec, Modality
 
 FETCH = 4_096
 
@@ -60,6 +61,7 @@ def write_side(
     cache: EmbeddingCache,
     levels: Sequence[LevelSpec],
     gallery: GalleryKind,
+    rows_type: RowsType = "fp32",
 ) -> BuiltSide | None:
     """Rows, norms, row-to-item map and, for texts, the texts; None where the side has no row."""
     keys, row_items = _rows_of(side, items)
@@ -71,7 +73,7 @@ def write_side(
         texts = [text for item in items for text in item.texts]
         write_table(folder / layout.TEXTS, pa.table({"text": pa.array(texts, type=pa.string())}))
     dims = [spec.dim for spec in levels]
-    matrices = _write_rows(folder, side, keys, cache, dims, gallery)
+    matrices = _write_rows(folder, side, keys, cache, dims, gallery, rows_type)
     rows = (
         _nested_levels(folder, side, matrices[0], levels)
         if gallery == "nested"
@@ -80,10 +82,21 @@ def write_side(
     return BuiltSide(side, rows, row_items, keys)
 
 
-def write_faiss(folder: Path, side: BuiltSide, levels: Sequence[int]) -> None:
-    """The given levels of a side as FAISS indexes."""
+def write_faiss(
+    folder: Path, side: BuiltSide, levels: Sequence[int], level1: Codec = "flat"
+) -> None:
+    """The given levels of a side as FAISS indexes: flat, but for level 1's own codec."""
     for level in levels:
-        write_level(folder / layout.faiss_file(side.modality, level), side.rows[level])
+        path = folder / layout.faiss_file(side.modality, level)
+        write_level(path, side.rows[level], level1 if level == 1 else "flat")
+
+
+def write_graphs(folder: Path, side: BuiltSide) -> tuple[int, ...]:
+    """The graphs of the coarsest and the finest level; returns the levels."""
+    levels = tuple(sorted({min(side.rows), max(side.rows)}))
+    for level in levels:
+        write_graph(folder / layout.graph_file(side.modality, level), side.rows[level])
+    return levels
 
 
 def _rows_of(side: Modality, items: Sequence[EncodedItem]) -> tuple[list[bytes], RowArray]:
@@ -105,7 +118,8 @@ def _write_rows(
     cache: EmbeddingCache,
     dims: Sequence[int],
     gallery: GalleryKind,
-) -> list[FloatArray]:
+    rows_type: RowsType,
+) -> list[StoredArray]:
     """One matrix when nested, one a level when per_exit; filled from the cache part by part.
 
     Written as files and mapped afterwards: a write into a mapping of a full disk kills the process.
@@ -114,21 +128,22 @@ def _write_rows(
     first = len(dims) if gallery == "nested" else 1
     paths = [folder / layout.rows_file(side, gallery, first + i) for i in range(len(widths))]
     cuts = np.cumsum(widths)[:-1]
+    kind = "<f2" if rows_type == "fp16" else "<f4"
     with ExitStack() as stack:
         streams = [stack.enter_context(path.open("wb")) for path in paths]
         for stream, width in zip(streams, widths, strict=True):
-            header = {"descr": "<f4", "fortran_order": False, "shape": (len(keys), width)}
+            header = {"descr": kind, "fortran_order": False, "shape": (len(keys), width)}
             np.lib.format.write_array_header_1_0(stream, header)
         for start in range(0, len(keys), FETCH):
             vectors = cache.get(keys[start : start + FETCH])
             for stream, part in zip(streams, np.split(vectors, cuts, axis=1), strict=True):
-                stream.write(np.ascontiguousarray(part, dtype="<f4").data)
+                stream.write(np.ascontiguousarray(part, dtype=kind).data)
     mapped = [np.load(path, mmap_mode="r", allow_pickle=False) for path in paths]
-    return [cast(FloatArray, matrix.view(np.ndarray)) for matrix in mapped]
+    return [cast(StoredArray, matrix.view(np.ndarray)) for matrix in mapped]
 
 
 def _nested_levels(
-    folder: Path, side: Modality, matrix: FloatArray, levels: Sequence[LevelSpec]
+    folder: Path, side: Modality, matrix: StoredArray, levels: Sequence[LevelSpec]
 ) -> dict[int, LevelRows]:
     """Every level as a prefix; norms of all but the finest are stored."""
     coarse, finest = levels[:-1], levels[-1]

@@ -15,22 +15,31 @@ from pathlib import Path
 
 import numpy as np
 
-from hivlp.index.backends.choose import faiss_version, open_level
+from hivlp.index.backends.choose import faiss_version
 from hivlp.index.build import gate
-from hivlp.index.build.assemble import BuiltSide, write_catalogue, write_faiss, write_side
+from hivlp.index.build.assemble import (
+    BuiltSide,
+    write_catalogue,
+    write_faiss,
+    write_graphs,
+    write_side,
+)
+from hivlp.index.build.choice import Wishes, choose
 from hivlp.index.build.corpus import Corpus
 from hivlp.index.build.embeddings import EmbeddingCache
 from hivlp.index.build.encode import Encoded, encode_corpus, write_failures
+from hivlp.index.build.measure import StagedSide, measure
 from hivlp.index.build.model import Model
 from hivlp.index.build.progress import Progress
 from hivlp.index.build.queries import QuerySet, image_queries, text_queries
-from hivlp.index.build.widths import Direction, sweep
 from hivlp.index.errors import BuildError
+from hivlp.index.level_index import RowsType
 from hivlp.index.snapshot import layout
 from hivlp.index.snapshot.manifest import (
     BuildRecord,
     CorpusRecord,
     LevelRecord,
+    OptionRecord,
     SideRecord,
     SnapshotManifest,
     WidthRecord,
@@ -41,13 +50,16 @@ from hivlp.models.artifact import file_record
 from hivlp.models.levels import Modality
 
 SEED = 20_240_229
-SAMPLED_ROWS = 2e8
+SAMPLED_ROWS = 5e8
 LEAST_SAMPLE = 100
 
 
 @dataclass(frozen=True, slots=True)
 class BuildSettings:
-    """How to build. `max_failures` is a share; `sample` the most queries widths are measured on."""
+    """How to build. `max_failures` is a share; `sample` the most queries widths are measured on.
+
+    `wishes` say which family and codes are wanted, or the limits to choose them within.
+    """
 
     batch_size: int = 32
     max_failures: float = 0.05
@@ -55,6 +67,8 @@ class BuildSettings:
     metadata_group: str | None = None
     sample: int = 500
     target: float = 0.99
+    rows_type: RowsType = "fp32"
+    wishes: Wishes = field(default_factory=Wishes)
     activate: bool = True
     quiet: bool = False
 
@@ -78,6 +92,9 @@ class _Draft:
     staging: Staging
     encoded: Encoded
     sides: dict[Modality, BuiltSide] = field(default_factory=dict)
+    queries: Mapping[Modality, QuerySet] = field(default_factory=dict)
+    options: dict[Modality, tuple[OptionRecord, ...]] = field(default_factory=dict)
+    graphs: dict[Modality, tuple[int, ...]] = field(default_factory=dict)
     widths: list[WidthRecord] = field(default_factory=list)
     gate: dict[str, float] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -117,8 +134,17 @@ def _build_index(
         with store.stage(name) as staging:
             draft = _Draft(staging, encoded)
             _assemble(draft, model, cache, settings)
-            _gate(draft)
-            _measure(draft, corpus, model, settings)
+            _encode_queries(draft, corpus, model, settings)
+            _choose(draft, model, settings)
+            sides = _gate(draft, model)
+            draft.widths, draft.notes = measure(
+                sides,
+                draft.queries,
+                model.levels,
+                model.gallery,
+                settings.target,
+                quiet=settings.quiet,
+            )
             manifest = _manifest(draft, corpus, model, settings, version_of_faiss)
             write_manifest(staging.path, manifest)
             path = store.publish(staging, activate=settings.activate)
@@ -142,11 +168,26 @@ def _assemble(draft: _Draft, model: Model, cache: EmbeddingCache, settings: Buil
     folder = draft.staging.path
     write_catalogue(folder, draft.encoded.items)
     for side in layout.SIDES:
-        built = write_side(folder, side, draft.encoded.items, cache, model.levels, model.gallery)
+        items = draft.encoded.items
+        rows_type = settings.rows_type
+        built = write_side(folder, side, items, cache, model.levels, model.gallery, rows_type)
         if built is not None:
-            gate.check_side(built, draft.encoded.items)
-            write_faiss(folder, built, _faiss_levels(model, settings))
+            gate.check_side(built, items)
             draft.sides[side] = built
+
+
+def _choose(draft: _Draft, model: Model, settings: BuildSettings) -> None:
+    """Family and codes of each side, by the captions where there are any; then write them."""
+    for side, built in draft.sides.items():
+        queries = draft.queries.get("text") or draft.queries.get(side)
+        options = choose(
+            built, queries, model.levels, model.gallery, settings.wishes, settings.target
+        )
+        draft.options[side] = options
+        taken = next(option for option in options if option.chosen)
+        write_faiss(draft.staging.path, built, _faiss_levels(model, settings), taken.level1)
+        if taken.family == "graph":
+            draft.graphs[side] = write_graphs(draft.staging.path, built)
 
 
 def _faiss_levels(model: Model, settings: BuildSettings) -> tuple[int, ...]:
@@ -155,44 +196,31 @@ def _faiss_levels(model: Model, settings: BuildSettings) -> tuple[int, ...]:
     return every if settings.materialise or model.gallery == "per_exit" else every[:1]
 
 
-def _gate(draft: _Draft) -> None:
+def _gate(draft: _Draft, model: Model) -> dict[Modality, StagedSide]:
+    """Check what was written; returns the sides, opened."""
     items = draft.encoded.items
     gate.check_items(items)
     ids = [item.id for item in items]
     rng = np.random.default_rng(SEED)
+    sides = {}
     for side, built in draft.sides.items():
         try:
-            opened = {
-                level: open_level(level, rows, draft.staging.path / name, "faiss-cpu")
-                for level, rows in built.rows.items()
-                if (draft.staging.path / (name := layout.faiss_file(side, level))).is_file()
-            }
+            opened = sides[side] = StagedSide(draft.staging.path, built, model.gallery)
         except ValueError as error:  # cut short by a disk that filled up as it was closed
             raise BuildError(f"a FAISS file of the {side} side came out broken: {error}") from error
-        tried = gate.check_self_retrieval(built, opened, ids, rng)
+        codes = {n: opened.levels[n] for n in built.rows if opened.has_codes(n)}
+        for indexes in (codes, opened.graphs):
+            tried = gate.check_self_retrieval(built, indexes, ids, rng)
         draft.gate[f"{side}_rows"] = float(built.size)
         draft.gate[f"{side}_self_retrieval_rows"] = tried
+    return sides
 
 
-def _measure(draft: _Draft, corpus: Corpus, model: Model, settings: BuildSettings) -> None:
-    """Sweep widths in every direction that there are queries for."""
+def _encode_queries(draft: _Draft, corpus: Corpus, model: Model, settings: BuildSettings) -> None:
+    """A sample of the corpus's own captions and pictures, encoded through every exit."""
     largest = max(side.size for side in draft.sides.values())
     limit = min(settings.sample, max(LEAST_SAMPLE, int(SAMPLED_ROWS / largest)))
-    queries = _sample(draft, corpus, model, limit)
-    directions: list[tuple[Modality, Modality]] = [
-        (searched, query) for searched in draft.sides for query in layout.SIDES
-    ]
-    total = len(directions)
-    with Progress("measure widths", total, quiet=settings.quiet) as progress:
-        for searched, query in directions:
-            sample = queries.get(query)
-            if sample is None:
-                draft.notes.append(f"no {query} queries to measure {query} to {searched} with")
-            else:
-                rows = draft.sides[searched].rows
-                direction = Direction(searched, query, sample.outputs, rows, sample.held_out)
-                draft.widths += sweep(direction, model.levels, model.gallery, settings.target)
-            progress.step()
+    draft.queries = _sample(draft, corpus, model, limit)
 
 
 def _sample(draft: _Draft, corpus: Corpus, model: Model, limit: int) -> Mapping[Modality, QuerySet]:
@@ -237,7 +265,7 @@ def _manifest(
         version=draft.staging.version,
         created_at=datetime.now(UTC).isoformat(timespec="seconds"),
         items=len(draft.encoded.items),
-        sides={side: _side_record(built, model, settings) for side, built in draft.sides.items()},
+        sides={side: _side_record(draft, side, model, settings) for side in draft.sides},
         levels=tuple(
             LevelRecord(level=s.level, exit_layer=s.exit_layer, dim=s.dim) for s in model.levels
         ),
@@ -261,15 +289,24 @@ def _manifest(
             sample=settings.sample,
             target=settings.target,
         ),
+        options=draft.options,
         widths=tuple(draft.widths),
         gate=draft.gate,
         files={path.relative_to(folder).as_posix(): file_record(path) for path in files},
     )
 
 
-def _side_record(built: BuiltSide, model: Model, settings: BuildSettings) -> SideRecord:
+def _side_record(
+    draft: _Draft, side: Modality, model: Model, settings: BuildSettings
+) -> SideRecord:
+    built = draft.sides[side]
+    taken = next(option for option in draft.options[side] if option.chosen)
     return SideRecord(
         rows=built.size,
         max_rows_per_item=int(np.bincount(built.row_items).max()),
         faiss_levels=_faiss_levels(model, settings),
+        family=taken.family,
+        level1=taken.level1,
+        rows_type=settings.rows_type,
+        graph_levels=draft.graphs.get(side, ()),
     )

@@ -1,9 +1,10 @@
 """How many rows each level must keep: measured on this gallery with this model's early exits.
 
-For each direction, plan and k in `KS`: the smallest widths at which both halves of a sample of
-queries keep at least `target` of the exact top k, where exact means an exhaustive search of the
-finest level with the finest query. The allowed loss is shared out evenly over the narrowing levels.
-Keeping every row loses nothing, so the target can always be reached.
+For each direction, plan and k in `KS`: the smallest widths at which one half of a sample of queries
+surely keeps `target` of the exact top k (its mean less 1.645 standard errors), where exact means an
+exhaustive search of the finest level with the finest query; what the other half keeps is reported.
+The allowed loss is shared out evenly over the narrowing levels. Keeping every row loses nothing, so
+the half that is chosen on can always reach the target.
 
 Notable: a query that is itself in the gallery would find itself at any width and prove nothing, so
 rows equal to the query are not among those it must keep. Widths never fall as k grows.
@@ -11,60 +12,37 @@ rows equal to the query are not among those it must keep. Widths never fall as k
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 
 from hivlp.index.backends.rows import LevelRows, query_blocks
+from hivlp.index.build.confidence import recall_lower, sure_recall
+from hivlp.index.build.directions import Direction
 from hivlp.index.candidates import Candidates, RowArray
-from hivlp.index.cascade import Plan, PlanName, PlanRequest, Stage
+from hivlp.index.cascade import Plan, PlanName, PlanRequest, Stage, run_stage
 from hivlp.index.plans import make_plan, stage_query
 from hivlp.index.snapshot.manifest import WidthRecord
-from hivlp.models.levels import FloatArray, GalleryKind, LevelSpec, Modality
-
-BoolArray = npt.NDArray[np.bool_]
+from hivlp.models.levels import FloatArray, GalleryKind, LevelSpec
 
 KS = (1, 10, 100)
 PLANS: tuple[PlanName, ...] = ("cascade", "funnel")
 GROWTH = 1.1
 """Widths tried are this much apart."""
+WIDENING = 1.25
+"""And these, where each try runs the plan."""
 ROUNDING = 1e-6
 """Scores this near count as equal."""
 ITSELF = 1 - 1e-5
 """From this score on a row is the query itself, or its double."""
 
 
-@dataclass(frozen=True, slots=True)
-class Direction:
-    """Queries of one modality, by level ((n, dim) float32 each), against one gallery side.
-
-    `held_out` (n,) tells the halves apart; queries of one item belong to the same half.
-    """
-
-    searched: Modality
-    query: Modality
-    queries: Mapping[int, FloatArray]
-    rows: Mapping[int, LevelRows]
-    held_out: BoolArray
-
-    @property
-    def count(self) -> int:
-        """Number of queries."""
-        return len(next(iter(self.queries.values())))
-
-    @property
-    def size(self) -> int:
-        """Rows of the side."""
-        return next(iter(self.rows.values())).size
-
-
 def sweep(
     direction: Direction, levels: Sequence[LevelSpec], gallery: GalleryKind, target: float
 ) -> list[WidthRecord]:
     """Widths of every plan and k for one direction; none with an empty half or one level."""
-    if not 0 < direction.held_out.sum() < direction.count or len(levels) < 2:
+    if not direction.halved or len(levels) < 2:
         return []
     truth = exact_rows(direction, levels[-1].level, min(max(KS), direction.size))
     records = []
@@ -74,18 +52,36 @@ def sweep(
         first = first_ranks(direction, plan, truth)
         keeps: tuple[int, ...] = (1,) * (len(plan.stages) - 1)
         for k in KS:
-            keeps, shares = narrow(direction, plan, [t[:k] for t in truth], first, target, keeps)
+            wanted = [t[:k] for t in truth]
+            keeps, shares = narrow(direction, plan, wanted, first, target, keeps)
+            if not _exact(direction, plan):
+                keeps, shares = _widen(direction, plan, wanted, keeps, target)
             records.append(_record(direction, name, k, keeps, shares, target))
     return records
 
 
 def exact_rows(direction: Direction, finest: int, k: int) -> list[RowArray]:
     """The best k rows of every query by exhaustive search of the finest level, itself left out."""
-    best = _best(direction.rows[finest], direction.queries[finest], k + 1)
-    others = [found.rows[found.scores < ITSELF] for found in best]
-    return [
-        (rows if len(rows) else found.rows)[:k] for rows, found in zip(others, best, strict=True)
-    ]
+    return [without_itself(found, k) for found in exact_best(direction, finest, k)]
+
+
+def exact_best(direction: Direction, finest: int, k: int) -> list[Candidates]:
+    """The best k + 1 rows of every query by exhaustive search of the finest level, itself too."""
+    return _best(direction.rows[finest], direction.queries[finest], k + 1)
+
+
+def without_itself(found: Candidates, k: int) -> RowArray:
+    """The best k of what the finest query found, the query's own rows left out.
+
+    Where there is nothing but its equals, they stand.
+    """
+    others = found.rows[equals(found) :]
+    return (others if len(others) else found.rows)[:k]
+
+
+def equals(found: Candidates) -> int:
+    """How many of what a finest query found are the query itself, or its doubles."""
+    return int(np.count_nonzero(found.scores >= ITSELF))
 
 
 def first_ranks(direction: Direction, plan: Plan, wanted: Sequence[RowArray]) -> list[RowArray]:
@@ -130,12 +126,10 @@ def narrow(
                 for query, given, wanted in zip(queries, kept, alive, strict=True)
             ]
         allowed = 1 - (1 - target) * (i + 1) / len(narrowing)
-        curves = [
-            _Curve([places[q] for q in half], [totals[q] for q in half])
-            for half in (np.flatnonzero(~direction.held_out), np.flatnonzero(direction.held_out))
-        ]
+        half = np.flatnonzero(~direction.held_out)
+        curve = _Curve([places[q] for q in half], [totals[q] for q in half])
         ceiling = keeps[-1] if keeps else direction.size
-        keeps.append(_smallest(curves, max(*totals, floors[i]), allowed, ceiling))
+        keeps.append(_smallest(curve, max(*totals, floors[i]), allowed, ceiling))
         alive = [some[rank <= keeps[-1]] for some, rank in zip(alive, places, strict=True)]
     shares = [len(some) / total for some, total in zip(alive, totals, strict=True)]
     return tuple(keeps), np.array(shares, dtype=np.float32)
@@ -158,8 +152,45 @@ def _record(
         target=target,
         recall_chosen_on=round(float(shares[~direction.held_out].mean()), 5),
         recall_held_out=round(float(shares[direction.held_out].mean()), 5),
+        recall_lower=round(recall_lower(shares[direction.held_out]), 5),
         queries=direction.count,
     )
+
+
+def _exact(direction: Direction, plan: Plan) -> bool:
+    """Whether the plan's first scan finds what an exhaustive one would."""
+    levels = direction.levels
+    return levels is None or levels[plan.stages[0].level].capabilities.exact
+
+
+def _widen(
+    direction: Direction,
+    plan: Plan,
+    wanted: Sequence[RowArray],
+    keeps: tuple[int, ...],
+    target: float,
+) -> tuple[tuple[int, ...], FloatArray]:
+    """Widen the first scan until lossy codes reach the target too, by running the plan."""
+    while True:
+        shares = _run(direction, plan, wanted, keeps)
+        enough = sure_recall(shares[~direction.held_out]) >= target
+        if enough or keeps[0] >= direction.size:
+            return keeps, shares
+        keeps = (min(direction.size, max(keeps[0] + 1, int(keeps[0] * WIDENING))), *keeps[1:])
+
+
+def _run(
+    direction: Direction, plan: Plan, wanted: Sequence[RowArray], keeps: tuple[int, ...]
+) -> FloatArray:
+    """The share that each query keeps up to the plan's last narrowing level: (n,) float32."""
+    assert direction.levels is not None
+    found: list[Candidates] | None = None
+    for stage, keep in zip(plan.stages, keeps, strict=False):
+        query = stage_query(stage, direction.queries, direction.rows[stage.level].dim)
+        found = run_stage(direction.levels, replace(stage, keep=keep), query, found)
+    assert found is not None
+    pairs = zip(found, wanted, strict=True)
+    return np.array([len(np.intersect1d(f.rows, w)) / len(w) for f, w in pairs], np.float32)
 
 
 def _survivors(
@@ -195,31 +226,34 @@ def _best(rows: LevelRows, queries: FloatArray, k: int) -> list[Candidates]:
 
 def ranks(scores: FloatArray, wanted: FloatArray) -> RowArray:
     """1-based ranks of wanted scores among all; one that ties counts behind all its equals."""
-    below = np.searchsorted(np.sort(scores), wanted - ROUNDING, side="left")
-    return (len(scores) - below).astype(np.int64)
+    if not len(wanted):
+        return np.empty(0, dtype=np.int64)
+    least = wanted - ROUNDING
+    above = np.sort(scores[scores >= least.min()])  # the others can't come before any
+    below = np.searchsorted(above, least, side="left")
+    return (len(above) - below).astype(np.int64)
 
 
-def _smallest(curves: Sequence[_Curve], least: int, allowed: float, ceiling: int) -> int:
-    """The smallest width, in steps of GROWTH, at which both halves keep `allowed`."""
+def _smallest(curve: _Curve, least: int, allowed: float, ceiling: int) -> int:
+    """The smallest width, in steps of GROWTH, at which `allowed` is surely kept."""
     keep = least
     while keep < ceiling:
-        if all(share(keep) >= allowed for share in curves):
+        if curve(keep) >= allowed:
             return keep
         keep = max(keep + 1, int(keep * GROWTH))
     return ceiling
 
 
 class _Curve:
-    """Mean share of wanted rows within a width."""
+    """The share of wanted rows that queries surely keep within a width."""
 
     def __init__(self, ranks: Sequence[RowArray], totals: Sequence[int]) -> None:
-        weights = [np.full(len(r), 1 / t) for r, t in zip(ranks, totals, strict=True)]
-        flat = np.concatenate(list(ranks))
-        order = np.argsort(flat)
-        self._ranks = flat[order]
-        self._sums = np.concatenate(([0.0], np.cumsum(np.concatenate(weights)[order])))
-        self._count = len(ranks)
+        counts = [len(r) for r in ranks]
+        self._ranks = np.concatenate(list(ranks))
+        self._query = np.repeat(np.arange(len(ranks)), counts)
+        self._totals = np.array(totals, dtype=np.float32)
 
     def __call__(self, keep: int) -> float:
-        inside = int(np.searchsorted(self._ranks, keep, side="right"))
-        return float(self._sums[inside]) / self._count + 1e-9
+        inside = self._query[self._ranks <= keep]
+        kept = np.bincount(inside, minlength=len(self._totals))
+        return sure_recall((kept / self._totals).astype(np.float32)) + 1e-9

@@ -22,6 +22,11 @@ def faiss_file(side: Modality, level: int) -> str:
     return f"{side}/level{level}.faiss"
 
 
+def graph_file(side: Modality, level: int) -> str:
+    """The links of a level's graph."""
+    return f"{side}/level{level}.hnsw"
+
+
 def norms_file(side: Modality) -> str:
     """Inverse norms of the prefixes of nested rows, (L - 1, N)."""
     return f"{side}/inverse_norms.npy"

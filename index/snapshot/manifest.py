@@ -13,11 +13,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hivlp.index.cascade import PlanName
 from hivlp.index.errors import SnapshotCorrupt
+from hivlp.index.level_index import Codec, Family, RowsType
 from hivlp.index.plans import WidthKey, WidthPoint
 from hivlp.models.artifact import UNSEALED, FileRecord, broken_seal, sealed_json
 from hivlp.models.levels import GalleryKind, LevelSpec, Modality
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 MANIFEST_NAME = "manifest.json"
 
 
@@ -34,18 +35,28 @@ class LevelRecord(_Part):
 
 
 class SideRecord(_Part):
-    """One gallery side: rows, the most rows of any item, and which levels are FAISS files."""
+    """One gallery side: rows, the most rows of any item, and which levels are FAISS files.
+
+    Since format 2: the codec of level 1's FAISS file, how rows are kept, and which levels have a
+    graph (none in the scan family).
+    """
 
     rows: int = Field(ge=1)
     max_rows_per_item: int = Field(ge=1)
     faiss_levels: tuple[int, ...]
+    family: Family = "scan"
+    level1: Codec = "flat"
+    rows_type: RowsType = "fp32"
+    graph_levels: tuple[int, ...] = ()
 
 
 class WidthRecord(_Part):
-    """Measured widths of one direction, plan and k.
+    """Measured widths of one direction, plan, family and k.
 
-    Chosen as the smallest at which both halves of the query sample reach `target`; the two recalls
-    are ANN recall@k on the half they were chosen on and on the held-out one.
+    Chosen as the smallest at which one half of the query sample reaches `target`; the two recalls
+    are ANN recall@k on that half and on the held-out one. Since format 2: `recall_lower`, which the
+    recall of queries like the held-out ones is above with 95 % confidence, and for graphs the
+    beams, `efs`, one a stage. `reached` is whether the held-out half reached the target.
     """
 
     searched: Modality
@@ -57,6 +68,34 @@ class WidthRecord(_Part):
     recall_chosen_on: float
     recall_held_out: float
     queries: int = Field(ge=1)
+    family: Family = "scan"
+    efs: tuple[int, ...] = ()
+    recall_lower: float | None = None
+
+    @property
+    def reached(self) -> bool:
+        """Whether queries it was not chosen on reached the target."""
+        return self.recall_held_out >= self.target
+
+
+class OptionRecord(_Part):
+    """A way to search one side that the build considered: measured on a sample of its rows and
+    carried over to all `rows`, or (None) not measured.
+
+    `recall` is ANN recall@10 of held-out queries, `search_ms` the whole search of one query,
+    `after_ms` what of it comes after the last exit.
+    """
+
+    family: Family
+    level1: Codec
+    rows: int
+    recall: float | None = None
+    search_ms: float | None = None
+    after_ms: float | None = None
+    build_s: float | None = None
+    memory_bytes: int
+    chosen: bool
+    reason: str
 
 
 class CorpusRecord(_Part):
@@ -80,9 +119,12 @@ class BuildRecord(_Part):
 
 
 class SnapshotManifest(_Part):
-    """Everything needed to open, check and search one version of an index."""
+    """Everything needed to open, check and search one version of an index.
 
-    format_version: Literal[1] = 1
+    Format 1 is read too: it holds no codes but flat ones, no graphs and no fp16 rows.
+    """
+
+    format_version: Literal[1, 2] = 2
     seal: str = Field(default=UNSEALED, pattern=r"^[0-9a-f]{64}$")
     index: str
     version: str
@@ -99,6 +141,8 @@ class SnapshotManifest(_Part):
     faiss_version: str
     corpus: CorpusRecord
     build: BuildRecord
+    options: dict[Modality, tuple[OptionRecord, ...]] = {}
+    calibrated_from: str | None = None
     widths: tuple[WidthRecord, ...] = ()
     gate: dict[str, float] = {}
     files: dict[str, FileRecord]
@@ -108,12 +152,14 @@ class SnapshotManifest(_Part):
         """The levels, coarse first."""
         return tuple(LevelSpec(r.level, r.exit_layer, r.dim) for r in self.levels)
 
-    def width_table(self) -> dict[WidthKey, tuple[WidthPoint, ...]]:
-        """Measured widths by (searched, query, plan), ascending in k."""
+    def width_table(self, family: Family = "scan") -> dict[WidthKey, tuple[WidthPoint, ...]]:
+        """Measured widths of a family by (searched, query, plan), ascending in k."""
         table: dict[WidthKey, tuple[WidthPoint, ...]] = {}
         for record in sorted(self.widths, key=lambda record: record.k):
-            key = (record.searched, record.query, record.plan)
-            table[key] = (*table.get(key, ()), WidthPoint(record.k, record.keeps))
+            if record.family == family:
+                key = (record.searched, record.query, record.plan)
+                point = WidthPoint(record.k, record.keeps, record.efs)
+                table[key] = (*table.get(key, ()), point)
         return table
 
 

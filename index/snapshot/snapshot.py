@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import tokenize
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,8 +19,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from hivlp.index.backends.choose import Backend, open_level
-from hivlp.index.backends.rows import LevelRows
+from hivlp.index.backends.choose import Backend, open_graph, open_level
+from hivlp.index.backends.rows import LevelRows, StoredArray
 from hivlp.index.candidates import RowArray
 from hivlp.index.errors import SnapshotCorrupt
 from hivlp.index.level_index import LevelIndex
@@ -35,7 +35,8 @@ from hivlp.models.levels import FloatArray, Modality
 class Side:
     """One gallery side: rows 0..N-1, the same in every level.
 
-    The best `rows_for_items[n - 1]` rows are sure to hold n different items.
+    The best `rows_for_items[n - 1]` rows are sure to hold n different items. `graphs` are the
+    levels that a graph stage can walk, none in the scan family or without FAISS.
     """
 
     modality: Modality
@@ -44,6 +45,7 @@ class Side:
     row_items: RowArray
     rows_for_items: RowArray
     texts: Any = None
+    graphs: Mapping[int, LevelIndex] = field(default_factory=dict)
 
     @property
     def size(self) -> int:
@@ -161,7 +163,12 @@ class _Opener:
         levels = {level: self._level(side, level, own) for level, own in rows.items()}
         row_items = cast(RowArray, self._array(layout.row_items_file(side), (count,), np.int64))
         texts = self._table(layout.TEXTS, count).column("text") if side == "text" else None
-        return Side(side, levels, rows, row_items, _rows_for_items(row_items), texts)
+        graphs = {
+            level: self._graph(side, level, rows[level], levels[level])
+            for level in self._manifest.sides[side].graph_levels
+            if self._backend == "faiss-cpu"
+        }
+        return Side(side, levels, rows, row_items, _rows_for_items(row_items), texts, graphs)
 
     def _rows(self, side: Modality, count: int) -> dict[int, LevelRows]:
         specs = self._manifest.specs
@@ -171,10 +178,13 @@ class _Opener:
         for spec in specs:
             width = specs[-1].dim if nested else spec.dim
             name = layout.rows_file(side, self._manifest.gallery, spec.level)
-            matrix = cast(FloatArray, self._array(name, (count, width), np.float32))
+            matrix = cast(StoredArray, self._array(name, (count, width), self._dtype(side)))
             own = norms[spec.level - 1] if norms is not None and spec.dim < width else None
             rows[spec.level] = LevelRows(matrix, spec.dim, own)
         return rows
+
+    def _dtype(self, side: Modality) -> npt.DTypeLike:
+        return np.float16 if self._manifest.sides[side].rows_type == "fp16" else np.float32
 
     def _norms(self, side: Modality, count: int) -> FloatArray:
         shape = (len(self._manifest.levels) - 1, count)
@@ -190,6 +200,14 @@ class _Opener:
         if (opened.size, opened.dim) != (rows.size, rows.dim):
             raise self._corrupt(name, f"holds {opened.size} vectors of {opened.dim} numbers")
         return opened
+
+    def _graph(self, side: Modality, level: int, rows: LevelRows, codes: LevelIndex) -> LevelIndex:
+        name = layout.graph_file(side, level)
+        rows_name = layout.rows_file(side, self._manifest.gallery, level)
+        try:
+            return open_graph(self._path / name, rows, codes, self._path / rows_name)
+        except ValueError as error:
+            raise self._corrupt(name, str(error)) from error
 
     def _array(
         self, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike

@@ -84,6 +84,10 @@ def test_more_results_than_items_prints_all_items(home: Path, capsys: Capture) -
         ["build"],
         ["build", "x", "--max-failures", "2"],
         ["evaluate", "--sample", "0"],
+        ["build", "x", "--family", "tree"],
+        ["build", "x", "--max-memory", "much"],
+        ["build", "x", "--max-query-ms", "0"],
+        ["calibrate", "--target", "2"],
     ],
 )
 def test_wrong_usage_exits_with_2_and_says_why(
@@ -119,7 +123,9 @@ def test_a_failure_exits_with_1_and_one_line(
     assert len(err.strip().splitlines()) == 1
 
 
-@pytest.mark.parametrize("command", ["build", "evaluate", "search", "snapshots"])
+@pytest.mark.parametrize(
+    "command", ["build", "calibrate", "evaluate", "search", "snapshots", "bench"]
+)
 def test_help_has_an_example(command: str, capsys: Capture) -> None:
     assert main([command, "--help"]) == 0
     out = capsys.readouterr().out
@@ -164,6 +170,30 @@ def test_snapshots_are_listed_verified_activated_and_rolled_back(
     assert main(["search", "red", *home]) == 1
     assert "text/rows.npy" in capsys.readouterr().err
     assert main(["snapshots", "verify", "--version", first, *home]) == 0
+
+
+def test_a_build_explains_what_it_chose_from(home: Path, made: Path, capsys: Capture) -> None:
+    build = ["build", str(made / "pictures"), "--no-activate"]
+    assert main([*build, "--explain", "--max-memory", "2GiB"]) == 0
+    out = capsys.readouterr().out
+    assert "* scan   flat" in out
+    assert "a flat scan is exact" in out
+    assert main([*build, "--explain", "--family", "graph", "--rows", "fp16"]) == 0
+    assert "* graph  sq8" in capsys.readouterr().out
+
+
+def test_calibrating_and_checking_the_promise_from_the_command_line(
+    home: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    assert main(["calibrate", "--no-activate"]) == 0
+    out = capsys.readouterr().out
+    assert "calibrated from" in out
+    assert "text to image" in out
+    assert main(["snapshots", "verify", "--recall"]) == 0
+    assert "text to image, cascade: ANN recall@10" in capsys.readouterr().out
+    (tmp_path / "few.txt").write_text("red\n")
+    assert main(["calibrate", "--queries", str(tmp_path / "few.txt")]) == 1
+    assert "at least 20" in capsys.readouterr().err
 
 
 def test_export_writes_plain_faiss_files(home: Path, tmp_path: Path, capsys: Capture) -> None:

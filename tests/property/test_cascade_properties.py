@@ -10,12 +10,20 @@ import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hivlp.index.backends.choose import BACKENDS, Backend, open_level, write_level
+from hivlp.index.backends.choose import (
+    BACKENDS,
+    Backend,
+    open_graph,
+    open_level,
+    write_graph,
+    write_level,
+)
 from hivlp.index.backends.exact import ExactLevel
 from hivlp.index.backends.rows import LevelRows, inverse_norms
 from hivlp.index.candidates import Candidates
 from hivlp.index.cascade import Plan, PlanRequest, run_stage
 from hivlp.index.level_index import LevelIndex, SearchParams
+from hivlp.index.masks import RowMask
 from hivlp.index.plans import make_plan, stage_query
 from hivlp.models.levels import FloatArray, nested_prefix, normalise
 from tests.fakes import DIMS, specs, unit_vectors
@@ -81,7 +89,7 @@ def run(
 
 def exhaustive(levels: dict[int, LevelIndex], outputs: dict[int, FloatArray], k: int) -> Candidates:
     finest = max(levels)
-    return levels[finest].search(outputs[finest], k, SearchParams(), None)[0]
+    return levels[finest].search(outputs[finest], k, SearchParams(), None, None)[0]
 
 
 @TASTE
@@ -152,8 +160,8 @@ def test_a_wider_first_stage_keeps_what_a_narrower_one_kept(
 ) -> None:
     level = open_levels(gallery, backend)[1]
     small, large = sorted((a, b))
-    few = level.search(outputs[1], small, SearchParams(), None)[0]
-    many = level.search(outputs[1], large, SearchParams(), None)[0]
+    few = level.search(outputs[1], small, SearchParams(), None, None)[0]
+    many = level.search(outputs[1], large, SearchParams(), None, None)[0]
     assert many.top(small).rows.tolist() == few.rows.tolist()
     assert many.top(small).scores.tolist() == few.scores.tolist()
 
@@ -178,7 +186,7 @@ def test_both_backends_find_the_same_rows(
     gallery: FloatArray, outputs: dict[int, FloatArray], k: int
 ) -> None:
     found = [
-        open_levels(gallery, backend)[1].search(outputs[1], k, SearchParams(), None)[0]
+        open_levels(gallery, backend)[1].search(outputs[1], k, SearchParams(), None, None)[0]
         for backend in BACKENDS
     ]
     np.testing.assert_allclose(found[0].scores, found[1].scores, atol=2e-6)
@@ -187,3 +195,59 @@ def test_both_backends_find_the_same_rows(
     for row_a, row_b in zip(found[0].rows[differ], found[1].rows[differ], strict=True):
         pair = nested_prefix(gallery[[row_a, row_b]], DIMS[0]) @ outputs[1][0]
         assert abs(float(pair[0] - pair[1])) < 2e-6
+
+
+@TASTE
+@given(galleries(), exits(), st.integers(1, 100), st.data(), st.sampled_from(BACKENDS))
+def test_under_a_mask_keeping_everything_equals_exhaustive_search_of_what_is_allowed(
+    gallery: FloatArray,
+    outputs: dict[int, FloatArray],
+    k: int,
+    data: st.DataObject,
+    backend: Backend,
+) -> None:
+    levels = open_levels(gallery, backend)
+    count = len(gallery)
+    allowed = data.draw(st.lists(st.booleans(), min_size=count, max_size=count))
+    mask = RowMask.of(np.array(allowed, dtype=np.bool_))
+    expected = levels[3].search(outputs[3], k, SearchParams(), None, mask)[0]
+    assert len(expected) == min(k, mask.count)
+    keeps = ((1, count), (2, count), (3, min(k, count)))
+    request = PlanRequest("image", "text", min(k, count), "cascade", keeps)
+    found: list[Candidates] | None = None
+    for stage in make_plan(request, specs(), {}, count).stages:
+        found = run_stage(levels, stage, outputs[stage.level], found, mask=mask)
+    assert found is not None
+    assert found[0].rows.tolist() == expected.rows.tolist()
+    assert found[0].scores.tolist() == expected.scores.tolist()
+
+
+@st.composite
+def crowded(draw: st.DrawFn) -> FloatArray:
+    """More rows than a graph level answers exhaustively, many of them equal."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    different = draw(st.sampled_from([3, 40, 1_200]))
+    base = rng.standard_normal((different, DIMS[-1])).astype(np.float32)
+    return normalise(base[rng.integers(0, different, draw(st.integers(1_001, 1_500)))])
+
+
+@settings(TASTE, max_examples=15)
+@given(crowded(), exits(), st.integers(1, 60), st.integers(1, 300), st.data())
+def test_a_graph_ranks_what_it_finds_exactly_and_finds_all_with_a_wide_beam(
+    gallery: FloatArray, outputs: dict[int, FloatArray], k: int, ef: int, data: st.DataObject
+) -> None:
+    rows = LevelRows(gallery, DIMS[-1])
+    exact = ExactLevel(3, rows)
+    with tempfile.TemporaryDirectory() as folder:
+        write_graph(Path(folder) / "level3.hnsw", rows)
+        graph = open_graph(Path(folder) / "level3.hnsw", rows, exact, None)
+    entry = data.draw(st.lists(st.integers(0, len(gallery) - 1), unique=True, max_size=50))
+    for entries in (None, [np.array(entry, dtype=np.int64)]):
+        found = graph.search(outputs[3], k, SearchParams(ef=ef), entries, None)[0]
+        assert len(found) == len(set(found.rows.tolist())) == k
+        again = exact.score(outputs[3], [found.rows])[0]
+        assert found.rows.tolist() == again.rows.tolist()
+        assert found.scores.tolist() == again.scores.tolist()
+        wide = graph.search(outputs[3], k, SearchParams(ef=len(gallery)), entries, None)[0]
+        truth = exact.search(outputs[3], k, SearchParams(), None, None)[0]
+        assert wide.rows.tolist() == truth.rows.tolist()

@@ -1,4 +1,8 @@
-"""One body for every backend: each answers as the slow obvious search does."""
+"""One body for every backend: each answers as the slow obvious search does.
+
+Exact kinds equal the oracle; lossy ones (codes, a narrow beam) reach a recall floor, and what they
+return is scored and ranked exactly.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +14,54 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hivlp.index.backends.choose import BACKENDS, open_level, write_level
+from hivlp.index.backends.choose import (
+    codec_for,
+    open_graph,
+    open_level,
+    write_graph,
+    write_level,
+)
 from hivlp.index.backends.rows import LevelRows, inverse_norms
 from hivlp.index.candidates import Candidates, RowArray
-from hivlp.index.level_index import LevelIndex, SearchParams
+from hivlp.index.level_index import Codec, LevelIndex, SearchParams
+from hivlp.index.masks import RowMask
 from hivlp.models.errors import InputError, MissingExtra
-from hivlp.models.levels import FloatArray, nested_prefix
+from hivlp.models.levels import FloatArray, nested_prefix, normalise
 from tests.fakes import unit_vectors
 
-PARAMS = SearchParams()
+PARAMS = SearchParams(ef=100_000)  # a beam as wide as any level here: a graph is exact
 Open = Callable[[FloatArray, int], LevelIndex]
+EXACT = ("numpy", "flat", "graph")
+LOSSY: tuple[Codec, ...] = ("sq8", "pq64x4fs")
+ANY = (*EXACT, *LOSSY)
+
+
+def opener(kind: str, folder: Path) -> Open:
+    """Writes and opens a level of one kind; a codec that few rows can't have is flat."""
+
+    def opened(vectors: FloatArray, dim: int) -> LevelIndex:
+        inverse = inverse_norms(vectors, dim) if dim < vectors.shape[1] else None
+        rows = LevelRows(vectors, dim, inverse)
+        file = folder / "level.faiss"
+        codec: Codec = kind if kind in LOSSY else "flat"  # type: ignore[assignment]
+        write_level(file, rows, codec_for(codec, len(vectors)))
+        level = open_level(1, rows, file, "numpy" if kind == "numpy" else "faiss-cpu")
+        if kind != "graph":
+            return level
+        write_graph(folder / "level.hnsw", rows)
+        return open_graph(folder / "level.hnsw", rows, level, None)
+
+    return opened
+
+
+def recall(level: LevelIndex, vectors: FloatArray, queries: FloatArray, **options: object) -> float:
+    """Mean share of the exact ten best that a search for ten finds."""
+    params = SearchParams(**options)  # type: ignore[arg-type]
+    found = level.search(queries, 10, params, None, None)
+    truth = [oracle(vectors, query, 10)[0] for query in queries]
+    return float(
+        np.mean([len(np.intersect1d(f.rows, t)) / 10 for f, t in zip(found, truth, strict=True)])
+    )
 
 
 def oracle(vectors: FloatArray, query: FloatArray, k: int) -> tuple[RowArray, FloatArray]:
@@ -29,16 +71,14 @@ def oracle(vectors: FloatArray, query: FloatArray, k: int) -> tuple[RowArray, Fl
     return np.array(order, dtype=np.int64), scores[order]
 
 
-@pytest.fixture(params=BACKENDS)
+@pytest.fixture(params=EXACT)
 def open_backend(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
-    def opened(vectors: FloatArray, dim: int) -> LevelIndex:
-        inverse = inverse_norms(vectors, dim) if dim < vectors.shape[1] else None
-        rows = LevelRows(vectors, dim, inverse)
-        file = tmp_path / "level.faiss"
-        write_level(file, rows)
-        return open_level(1, rows, file, request.param)
+    return opener(request.param, tmp_path)
 
-    return opened
+
+@pytest.fixture(params=ANY)
+def open_any(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
+    return opener(request.param, tmp_path)
 
 
 @pytest.mark.parametrize("dim", [4, 12, 16])
@@ -47,101 +87,296 @@ def test_a_search_equals_the_oracle_on_every_prefix(open_backend: Open, dim: int
     vectors = unit_vectors(500, 16, seed=1)
     queries = unit_vectors(5, dim, seed=2)
     level = open_backend(vectors, dim)
-    for query, found in zip(queries, level.search(queries, k, PARAMS, None), strict=True):
+    for query, found in zip(queries, level.search(queries, k, PARAMS, None, None), strict=True):
         rows, scores = oracle(nested_prefix(vectors, dim), query, k)
         assert found.rows.tolist() == rows.tolist()
         np.testing.assert_allclose(found.scores, scores, atol=2e-6)
 
 
 @pytest.mark.parametrize("k", [499, 500, 501, 10_000])
-def test_more_than_everything_gives_everything_once(open_backend: Open, k: int) -> None:
-    level = open_backend(unit_vectors(500, 8), 8)
-    found = level.search(unit_vectors(1, 8, seed=3), k, PARAMS, None)[0]
+def test_more_than_everything_gives_everything_once(open_any: Open, k: int) -> None:
+    level = open_any(unit_vectors(500, 8), 8)
+    found = level.search(unit_vectors(1, 8, seed=3), k, PARAMS, None, None)[0]
     assert len(found) == min(k, 500)
     assert len(set(found.rows.tolist())) == len(found)
     assert found.rows.min() >= 0
     assert np.isfinite(found.scores).all()
 
 
-def test_ties_go_to_the_lower_row_also_at_the_boundary(open_backend: Open) -> None:
+def test_ties_go_to_the_lower_row_also_at_the_boundary(open_any: Open) -> None:
     vectors = np.tile(unit_vectors(5, 8), (60, 1))  # each vector 60 times
     query = vectors[:1]
-    found = open_backend(vectors, 8).search(query, 10, PARAMS, None)[0]
+    found = open_any(vectors, 8).search(query, 10, PARAMS, None, None)[0]
     assert found.rows.tolist() == [5 * i for i in range(10)]
     assert len(set(found.scores.tolist())) == 1
 
 
-def test_all_rows_equal_gives_the_first_rows(open_backend: Open) -> None:
+def test_all_rows_equal_gives_the_first_rows(open_any: Open) -> None:
     vectors = np.repeat(unit_vectors(1, 8), 300, axis=0)
-    found = open_backend(vectors, 8).search(vectors[:1], 3, PARAMS, None)[0]
+    found = open_any(vectors, 8).search(vectors[:1], 3, PARAMS, None, None)[0]
     assert found.rows.tolist() == [0, 1, 2]
 
 
-def test_scoring_given_rows_ranks_them_as_a_search_would(open_backend: Open) -> None:
+def test_scoring_given_rows_ranks_them_as_a_search_would(open_any: Open) -> None:
     vectors = unit_vectors(400, 16, seed=4)
     queries = unit_vectors(2, 12, seed=5)
-    level = open_backend(vectors, 12)
-    everything = level.search(queries, 400, PARAMS, None)
+    level = open_any(vectors, 12)
+    everything = level.search(queries, 400, PARAMS, None, None)
     given = [np.random.default_rng(i).permutation(400).astype(np.int64) for i in range(2)]
     for found, scored in zip(everything, level.score(queries, given), strict=True):
         assert found.rows.tolist() == scored.rows.tolist()
         assert found.scores.tolist() == scored.scores.tolist()
 
 
-def test_scoring_no_rows_finds_nothing(open_backend: Open) -> None:
-    level = open_backend(unit_vectors(50, 8), 8)
+def test_scoring_no_rows_finds_nothing(open_any: Open) -> None:
+    level = open_any(unit_vectors(50, 8), 8)
     nothing = np.empty(0, dtype=np.int64)
     assert len(level.score(unit_vectors(1, 8), [nothing])[0]) == 0
 
 
-def test_a_batch_answers_as_one_query_at_a_time(open_backend: Open) -> None:
-    level = open_backend(unit_vectors(300, 64, seed=6), 64)
+def test_a_batch_answers_as_one_query_at_a_time(open_any: Open) -> None:
+    level = open_any(unit_vectors(300, 64, seed=6), 64)
     queries = unit_vectors(100, 64, seed=7)  # over the number from which faiss uses BLAS
-    together = level.search(queries, 10, PARAMS, None)
+    together = level.search(queries, 10, PARAMS, None, None)
     for i, found in enumerate(together):
-        alone: Candidates = level.search(queries[i : i + 1], 10, PARAMS, None)[0]
+        alone: Candidates = level.search(queries[i : i + 1], 10, PARAMS, None, None)[0]
         assert found.rows.tolist() == alone.rows.tolist()
         assert found.scores.tolist() == alone.scores.tolist()
 
 
-def test_threads_searching_at_once_get_their_own_answers(open_backend: Open) -> None:
-    level = open_backend(unit_vectors(2_000, 32, seed=6), 32)
+def test_threads_searching_at_once_get_their_own_answers(open_any: Open) -> None:
+    level = open_any(unit_vectors(2_000, 32, seed=6), 32)
     queries = unit_vectors(64, 32, seed=7)
-    alone = [level.search(queries[i : i + 1], 10, PARAMS, None)[0] for i in range(64)]
+    alone = [level.search(queries[i : i + 1], 10, PARAMS, None, None)[0] for i in range(64)]
     with ThreadPoolExecutor(8) as pool:
-        found = pool.map(lambda i: level.search(queries[i : i + 1], 10, PARAMS, None)[0], range(64))
+        found = pool.map(
+            lambda i: level.search(queries[i : i + 1], 10, PARAMS, None, None)[0], range(64)
+        )
         for one, other in zip(found, alone, strict=True):
             assert one.rows.tolist() == other.rows.tolist()
 
 
-def test_an_empty_level_finds_nothing(open_backend: Open) -> None:
-    level = open_backend(np.empty((0, 8), dtype=np.float32), 8)
+def test_an_empty_level_finds_nothing(open_any: Open) -> None:
+    level = open_any(np.empty((0, 8), dtype=np.float32), 8)
     assert level.size == 0
-    assert len(level.search(unit_vectors(1, 8), 5, PARAMS, None)[0]) == 0
+    assert len(level.search(unit_vectors(1, 8), 5, PARAMS, None, None)[0]) == 0
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_a_query_that_is_not_finite_is_refused(open_backend: Open, bad: float) -> None:
-    level = open_backend(unit_vectors(50, 8), 8)
+def test_a_query_that_is_not_finite_is_refused(open_any: Open, bad: float) -> None:
+    level = open_any(unit_vectors(50, 8), 8)
     query = unit_vectors(1, 8)
     query[0, 3] = bad
     with pytest.raises(InputError, match="NaN or Inf"):
-        level.search(query, 5, PARAMS, None)
+        level.search(query, 5, PARAMS, None, None)
     with pytest.raises(InputError, match="NaN or Inf"):
         level.score(query, [np.arange(3)])
 
 
-def test_a_query_of_another_dimension_is_refused(open_backend: Open) -> None:
-    level = open_backend(unit_vectors(50, 8), 8)
+def test_a_query_of_another_dimension_is_refused(open_any: Open) -> None:
+    level = open_any(unit_vectors(50, 8), 8)
     with pytest.raises(InputError, match=r"\(n, 8\)"):
-        level.search(unit_vectors(1, 16), 5, PARAMS, None)
+        level.search(unit_vectors(1, 16), 5, PARAMS, None, None)
 
 
-def test_a_level_says_what_it_is(open_backend: Open) -> None:
-    level = open_backend(unit_vectors(50, 8), 4)
-    assert (level.level, level.dim, level.size) == (1, 4, 50)
-    assert level.capabilities.methods == {"scan", "rescore"}
-    assert level.capabilities.max_k is None
+@pytest.mark.parametrize("kind", ANY)
+def test_a_level_says_what_it_is_and_what_it_can_do(kind: str, tmp_path: Path) -> None:
+    level = opener(kind, tmp_path)(unit_vectors(1_100, 8), 4)
+    assert (level.level, level.dim, level.size) == (1, 4, 1_100)
+    able = level.capabilities
+    assert able.methods == {"graph" if kind == "graph" else "scan", "rescore"}
+    assert able.max_k is None
+    assert able.mask == (kind in ("numpy", "flat", "sq8"))
+    assert able.entry_rows == (kind == "graph")
+    assert able.exact == (kind in ("numpy", "flat"))
+
+
+MASKABLE = ("numpy", "flat", "sq8")
+
+
+@pytest.mark.parametrize("kind", MASKABLE)
+@pytest.mark.parametrize("share", [0.0, 0.001, 0.01, 0.1, 0.5, 0.95, 1.0])
+@pytest.mark.parametrize("k", [1, 10, 5_000])
+def test_under_a_mask_the_best_allowed_rows_are_found_all_k_of_them(
+    kind: str, share: float, k: int, tmp_path: Path
+) -> None:
+    vectors = unit_vectors(12_000, 16, seed=1)
+    level = opener(kind, tmp_path)(vectors, 16)
+    mask = RowMask.of(np.random.default_rng(0).random(12_000) < share)
+    query = unit_vectors(1, 16, seed=2)
+    found = level.search(query, k, PARAMS, None, mask)[0]
+    assert len(found) == min(k, mask.count)
+    assert mask.allowed[found.rows].all()
+    best, scores = oracle(vectors[mask.rows], query[0], k)
+    rows = mask.rows[best]
+    if kind == "sq8" and mask.count > 5_000:  # fewer are scored one by one, exactly
+        assert len(np.intersect1d(found.rows, rows)) >= 0.9 * len(rows)
+    else:
+        np.testing.assert_allclose(found.scores, scores, atol=2e-6)
+        assert found.rows[:10].tolist() == rows[:10].tolist()
+
+
+@pytest.mark.parametrize("kind", ["pq64x4fs", "graph"])
+def test_what_takes_no_mask_says_so_when_given_one(kind: str, tmp_path: Path) -> None:
+    level = opener(kind, tmp_path)(unit_vectors(1_100, 8), 8)
+    mask = RowMask.of(np.ones(1_100, dtype=np.bool_))
+    with pytest.raises(AssertionError, match="no mask"):
+        level.search(unit_vectors(1, 8), 5, PARAMS, None, mask)
+
+
+def test_a_mask_knows_its_rows_and_bits() -> None:
+    mask = RowMask.of(np.array([True, False, False, True, False, False, False, False, True]))
+    assert (mask.size, mask.count, mask.rows.tolist()) == (9, 3, [0, 3, 8])
+    assert mask.bits.tolist() == [0b1001, 0b1]
+
+
+@pytest.mark.parametrize(
+    ("kind", "floor"),
+    [("sq8", 0.99), ("pq64x4fs", 0.90)],  # observed 1.0, 1.0
+)
+def test_lossy_codes_find_most_of_the_best_and_score_them_exactly(
+    kind: str, floor: float, tmp_path: Path
+) -> None:
+    vectors, queries = unit_vectors(4_000, 32, seed=1), unit_vectors(50, 32, seed=2)
+    level = opener(kind, tmp_path)(vectors, 32)
+    assert recall(level, vectors, queries) >= floor
+    wide = level.search(queries, 400, PARAMS, None, None)
+    for query, found in zip(queries, wide, strict=True):
+        np.testing.assert_allclose(found.scores, vectors[found.rows] @ query, atol=2e-6)
+        pairs = list(zip((-found.scores).tolist(), found.rows.tolist(), strict=True))
+        assert pairs == sorted(pairs)
+
+
+def test_a_graph_finds_more_with_a_wider_beam(tmp_path: Path) -> None:
+    vectors, queries = unit_vectors(4_000, 32, seed=1), unit_vectors(50, 32, seed=2)
+    level = opener("graph", tmp_path)(vectors, 32)
+    narrow, wide = (recall(level, vectors, queries, ef=ef) for ef in (10, 400))
+    assert narrow < wide
+    assert wide >= 0.98  # observed 1.0
+    assert recall(level, vectors, queries) == 1.0
+
+
+def test_a_graph_entered_near_the_answer_needs_a_narrower_beam(tmp_path: Path) -> None:
+    vectors, queries = unit_vectors(4_000, 32, seed=1), unit_vectors(50, 32, seed=2)
+    level = opener("graph", tmp_path)(vectors, 32)
+    truth = [oracle(vectors, query, 10)[0] for query in queries]
+    params = SearchParams(ef=10)
+    found = level.search(queries, 10, params, [t[5:] for t in truth], None)
+    shares = [len(np.intersect1d(f.rows, t)) / 10 for f, t in zip(found, truth, strict=True)]
+    assert np.mean(shares) >= recall(level, vectors, queries, ef=10) + 0.05
+    nowhere = level.search(queries, 10, params, [np.empty(0, np.int64)] * 50, None)
+    cold = level.search(queries, 10, params, None, None)
+    assert [f.rows.tolist() for f in nowhere] == [f.rows.tolist() for f in cold]
+
+
+def test_a_graph_returns_unique_rows_whatever_it_is_entered_at(tmp_path: Path) -> None:
+    vectors = np.repeat(unit_vectors(40, 16), 50, axis=0)  # equal rows crowd each other out
+    level = opener("graph", tmp_path)(vectors, 16)
+    for k in (1, 10, 60, 1_500):
+        entry = np.arange(0, 1_999, 7, dtype=np.int64)
+        for entries in (None, [entry]):
+            found = level.search(vectors[777:778], k, SearchParams(ef=20), entries, None)[0]
+            assert len(found) == len(set(found.rows.tolist())) == k
+            pairs = list(zip((-found.scores).tolist(), found.rows.tolist(), strict=True))
+            assert pairs == sorted(pairs)
+
+
+def test_threads_entering_a_graph_at_once_get_their_own_answers(tmp_path: Path) -> None:
+    vectors, queries = unit_vectors(3_000, 32, seed=6), unit_vectors(64, 32, seed=7)
+    level = opener("graph", tmp_path)(vectors, 32)
+
+    def entered(i: int) -> list[int]:
+        entry = [np.arange(i, 3_000, 300, dtype=np.int64)]
+        params = SearchParams(ef=40)
+        rows: list[int] = level.search(queries[i : i + 1], 10, params, entry, None)[0].rows.tolist()
+        return rows
+
+    alone = [entered(i) for i in range(64)]
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(entered, range(64))) == alone
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+@pytest.mark.parametrize("dim", [24, 64, 256, 768])
+def test_a_graph_walks_over_a_rows_file_in_place(tmp_path: Path, dtype: type, dim: int) -> None:
+    spread = np.geomspace(4, 0.2, dim, dtype=np.float32)
+    vectors = normalise(unit_vectors(1_500, dim, seed=6) * spread).astype(dtype)
+    np.save(tmp_path / "rows.npy", vectors)
+    mapped = np.load(tmp_path / "rows.npy", mmap_mode="r").view(np.ndarray)
+    rows = LevelRows(mapped, dim)
+    write_graph(tmp_path / "level3.hnsw", rows)
+    size = (tmp_path / "level3.hnsw").stat().st_size
+    assert size < 1_500 * 300  # links alone
+    before = (tmp_path / "rows.npy").read_bytes()
+    codes = open_level(3, rows, None, "faiss-cpu")
+    level = open_graph(tmp_path / "level3.hnsw", rows, codes, tmp_path / "rows.npy")
+    queries = normalise(vectors[:20] + 0.1 * unit_vectors(20, dim, seed=7))
+    assert recall(level, vectors.astype(np.float32), queries, ef=400) >= 0.98  # observed 1.0
+    copied = open_graph(tmp_path / "level3.hnsw", rows, codes, None)
+    for a, b in zip(
+        level.search(queries, 10, SearchParams(ef=50), None, None),
+        copied.search(queries, 10, SearchParams(ef=50), None, None),
+        strict=True,
+    ):
+        assert len(np.intersect1d(a.rows, b.rows)) >= 9
+    assert (tmp_path / "rows.npy").read_bytes() == before
+
+
+def test_a_graph_of_other_rows_is_refused(tmp_path: Path) -> None:
+    few, many = (LevelRows(unit_vectors(n, 8), 8) for n in (50, 60))
+    write_graph(tmp_path / "level.hnsw", few)
+    codes = open_level(1, many, None, "faiss-cpu")
+    with pytest.raises(ValueError, match="50 vectors"):
+        open_graph(tmp_path / "level.hnsw", many, codes, None)
+    (tmp_path / "level.hnsw").write_bytes(b"nonsense" * 20)
+    with pytest.raises(ValueError, match="not a readable FAISS index"):
+        open_graph(tmp_path / "level.hnsw", few, codes, None)
+    write_level(tmp_path / "level.faiss", few)
+    with pytest.raises(ValueError, match="IndexFlatIP where an inner-product HNSW graph"):
+        open_graph(tmp_path / "level.faiss", few, codes, None)
+
+
+@pytest.mark.parametrize("codec", ["flat", "sq8", "pq64x4fs"])
+def test_numbers_that_are_not_finite_are_never_written(codec: Codec, tmp_path: Path) -> None:
+    vectors = unit_vectors(2_000, 8)
+    vectors[1_234, 3] = np.nan
+    with pytest.raises(ValueError, match="NaN or Inf"):
+        write_level(tmp_path / "level.faiss", LevelRows(vectors, 8), codec)
+    with pytest.raises(ValueError, match="NaN or Inf"):
+        write_graph(tmp_path / "level.hnsw", LevelRows(vectors, 8))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_too_few_rows_have_no_fast_scan_codes(tmp_path: Path) -> None:
+    assert codec_for("pq64x4fs", 999) == "flat"
+    assert codec_for("pq64x4fs", 1_000) == "pq64x4fs"
+    with pytest.raises(ValueError, match="at least 1000 rows"):
+        write_level(tmp_path / "level.faiss", LevelRows(unit_vectors(999, 8), 8), "pq64x4fs")
+
+
+@pytest.mark.parametrize("dim", [3, 7, 16, 33, 100, 128, 300])
+def test_any_dimension_can_be_a_fast_scan_level(dim: int, tmp_path: Path) -> None:
+    level = opener("pq64x4fs", tmp_path)(unit_vectors(1_200, dim), dim)
+    assert not level.capabilities.exact
+    assert len(level.search(unit_vectors(1, dim), 7, PARAMS, None, None)[0]) == 7
+
+
+def test_half_precision_rows_score_nearly_as_full_ones() -> None:
+    vectors, query = unit_vectors(20_000, 12), unit_vectors(1, 12, seed=1)
+    full = LevelRows(vectors, 8, inverse_norms(vectors, 8))
+    halved = vectors.astype(np.float16)
+    half = LevelRows(halved, 8, inverse_norms(halved, 8))
+    some = np.array([3, 19_999, 5], dtype=np.int64)
+    for a, b in (
+        (full.scan(query[0, :8]), half.scan(query[0, :8])),
+        (full.score(query[0, :8], some), half.score(query[0, :8], some)),
+        (full.scan_many(query[:, :8]), half.scan_many(query[:, :8])),
+        (full.vectors(some), half.vectors(some)),
+    ):
+        assert b.dtype == np.float32
+        np.testing.assert_allclose(a, b, atol=2e-3)
+    np.testing.assert_allclose(np.linalg.norm(half.vectors(some), axis=1), 1, atol=1e-6)
+    assert half.score(query[0, :8], some).tolist() == half.scan(query[0, :8])[some].tolist()
 
 
 def test_equal_rows_score_equally_wherever_they_lie() -> None:

@@ -1,0 +1,239 @@
+"""Measure an index again without building it: new widths and beams, the same files.
+
+    report = calibrate(store, "default", None, model, CalibrationSettings())
+
+The result is a new version: its data files are hard links to the old one's, its manifest holds the
+new measurements, and it is activated, rolled back and verified like any other. `check_recall`
+measures what the published widths give now, on queries drawn anew.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+
+from hivlp.index.build.confidence import recall_lower
+from hivlp.index.build.directions import Direction
+from hivlp.index.build.measure import measure
+from hivlp.index.build.model import Model
+from hivlp.index.build.queries import QuerySet, text_queries
+from hivlp.index.build.widths import KS, PLANS, equals, exact_best, without_itself
+from hivlp.index.cascade import PlanName, PlanRequest
+from hivlp.index.errors import BuildError
+from hivlp.index.evaluation import SEED, sample_queries
+from hivlp.index.local_searcher import LocalSearcher
+from hivlp.index.plans import run_plan
+from hivlp.index.snapshot.manifest import MANIFEST_NAME, SnapshotManifest, write_manifest
+from hivlp.index.snapshot.snapshot import Snapshot
+from hivlp.index.snapshot.store import SnapshotStore
+from hivlp.models.levels import Modality
+
+LEAST_QUERIES = 20
+MOST_QUERIES = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class CalibrationSettings:
+    """What to measure with: `queries` is a file of real text queries, one a line.
+
+    Without it, a sample of the corpus's own captions and pictures. `target` is ANN recall@k.
+    """
+
+    queries: Path | None = None
+    sample: int = 2_000
+    target: float = 0.99
+    activate: bool = True
+    quiet: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CalibrationReport:
+    """The version that was published, and what could not be had."""
+
+    manifest: SnapshotManifest
+    path: Path
+    notes: tuple[str, ...]
+
+    def to_text(self) -> str:
+        """A table of all that was measured, and the notes."""
+        return "\n".join([recall_table(self.manifest), *self.notes])
+
+
+@dataclass(frozen=True, slots=True)
+class RecallNow:
+    """ANN recall@k of one direction and plan, measured now, beside the recorded lower bound."""
+
+    query: Modality
+    searched: Modality
+    plan: PlanName
+    k: int
+    recall: float
+    lower: float
+    promised: float | None
+    queries: int
+
+    @property
+    def kept(self) -> bool:
+        """Whether the promise holds: refuted only where what was measured is under it."""
+        return self.promised is None or self.recall >= self.promised
+
+
+def calibrate(
+    store: SnapshotStore,
+    name: str,
+    version: str | None,
+    model: Model,
+    settings: CalibrationSettings = CalibrationSettings(),
+) -> CalibrationReport:
+    """Measure a version (None: the active one) and publish it again with what was measured.
+
+    Raises SpaceMismatch, SnapshotError, and BuildError where there is nothing to measure with.
+    """
+    snapshot = store.open(name, version)
+    old = snapshot.manifest
+    model.check_fits(old.gallery_space)
+    queries = _queries(snapshot, model, settings)
+    widths, notes = measure(
+        snapshot.sides, queries, old.specs, old.gallery, settings.target, quiet=settings.quiet
+    )
+    if not widths:
+        raise BuildError(f"index {name!r}: no queries to calibrate with")
+    replaced = {(r.searched, r.query) for r in widths}
+    kept = [r for r in old.widths if (r.searched, r.query) not in replaced]
+    with store.stage(name) as staging:
+        _link(snapshot.path, staging.path, old.files)
+        build = old.build.model_copy(update={"target": settings.target})
+        manifest = old.model_copy(
+            update={
+                "format_version": 2,
+                "version": staging.version,
+                "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
+                "query_encoder": model.query_encoder,
+                "model": model.name,
+                "artifact": str(model.path),
+                "build": build,
+                "widths": (*kept, *widths),
+                "calibrated_from": old.version,
+            }
+        )
+        write_manifest(staging.path, manifest)
+        path = store.publish(staging, activate=settings.activate)
+    return CalibrationReport(store.manifest(name, staging.version), path, tuple(notes))
+
+
+def check_recall(
+    snapshot: Snapshot, model: Model, sample: int = 500, seed: int = SEED + 1
+) -> list[RecallNow]:
+    """What the snapshot's own plans find now, on queries drawn anew, for every k measured."""
+    model.check_fits(snapshot.manifest.gallery_space)
+    sampled, _ = sample_queries(snapshot, model, sample, seed)
+    return [
+        now
+        for searched in snapshot.sides
+        for query, own in sampled.items()
+        for now in _recall_now(snapshot, searched, query, own.queries)
+    ]
+
+
+def _recall_now(
+    snapshot: Snapshot, searched: Modality, query: Modality, queries: QuerySet
+) -> list[RecallNow]:
+    side = snapshot.sides[searched]
+    held_out = np.ones(len(queries), dtype=np.bool_)
+    direction = Direction(searched, query, queries.outputs, side.rows, held_out)
+    best = exact_best(direction, max(side.rows), min(max(KS), side.size))
+    # Doubles of a query would take the places of what it should find: such queries don't count.
+    fair = [i for i, exact in enumerate(best) if equals(exact) <= 1]
+    if not fair:
+        return []
+    outputs = {level: vectors[fair] for level, vectors in queries.outputs.items()}
+    searcher = LocalSearcher(snapshot)
+    found = []
+    for name in PLANS:
+        for k in KS:
+            plan = searcher.plan(PlanRequest(searched, query, k + 1, name))
+            hits = run_plan(searcher, searched, plan, outputs)
+            pairs = zip(hits, (best[i] for i in fair), strict=True)
+            both = [(without_itself(hit, k), without_itself(exact, k)) for hit, exact in pairs]
+            each = [len(np.intersect1d(rows, exact)) / len(exact) for rows, exact in both]
+            shares = np.array(each, dtype=np.float32)
+            recall, lower = float(shares.mean()), recall_lower(shares)
+            promised = _promised(snapshot.manifest, searched, query, name, k)
+            now = RecallNow(query, searched, name, k, recall, lower, promised, len(shares))
+            found.append(now)
+    return found
+
+
+def recall_table(manifest: SnapshotManifest) -> str:
+    """What was measured for every direction, family, plan and k."""
+    lines = [
+        f"{'direction':<16}{'family':<7}{'plan':<9}{'k':>4}  {'keeps':<14}{'ef':<11}"
+        f"{'chosen on':>10}{'held out':>10}{'at least':>10}"
+    ]
+    for r in manifest.widths:
+        lower = "-" if r.recall_lower is None else f"{r.recall_lower:.4f}"
+        keeps, efs = (" ".join(str(n) for n in some) or "-" for some in (r.keeps, r.efs))
+        lines.append(
+            f"{f'{r.query} to {r.searched}':<16}{r.family:<7}{r.plan:<9}{r.k:>4}  {keeps:<14}"
+            f"{efs:<11}{r.recall_chosen_on:>10.4f}{r.recall_held_out:>10.4f}{lower:>10}"
+            + ("" if r.reached else f"  under {r.target:g}")
+        )
+    return "\n".join(lines)
+
+
+def read_queries(path: Path) -> list[str]:
+    """Text queries of a UTF-8 file, one a line, empty lines left out. Raises BuildError."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise BuildError(f"{path}: {error}") from error
+    found = [line.strip() for line in lines if line.strip()]
+    if len(found) < LEAST_QUERIES:
+        raise BuildError(f"{path}: {len(found)} queries, at least {LEAST_QUERIES} are needed")
+    return found[:MOST_QUERIES]
+
+
+def _queries(
+    snapshot: Snapshot, model: Model, settings: CalibrationSettings
+) -> Mapping[Modality, QuerySet]:
+    if settings.queries is None:
+        sampled, _ = sample_queries(snapshot, model, settings.sample)
+        return {query: own.queries for query, own in sampled.items()}
+    texts = read_queries(settings.queries)
+    if len(texts) > settings.sample:
+        rng = np.random.default_rng(SEED)
+        some = np.sort(rng.choice(len(texts), settings.sample, replace=False))
+        texts = [texts[i] for i in some]
+    codes = {text: i for i, text in enumerate(dict.fromkeys(texts))}  # equals stay in one half
+    given = text_queries(model, texts, [codes[text] for text in texts])
+    if given is None:
+        raise BuildError(f"the model {model.name!r} has no text tower")
+    return {"text": given}
+
+
+def _promised(
+    manifest: SnapshotManifest, searched: Modality, query: Modality, plan: PlanName, k: int
+) -> float | None:
+    """The recorded lower bound of the family that serves, or None."""
+    family = manifest.sides[searched].family
+    return next(
+        (
+            r.recall_lower
+            for r in manifest.widths
+            if (r.searched, r.query, r.plan, r.k, r.family) == (searched, query, plan, k, family)
+        ),
+        None,
+    )
+
+
+def _link(source: Path, target: Path, files: Iterable[str]) -> None:
+    """Hard links to a version's data files: no copy, and each version owns its names."""
+    for name in files:
+        assert name != MANIFEST_NAME, name
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        os.link(source / name, target / name)
