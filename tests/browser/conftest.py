@@ -25,7 +25,8 @@ ARGUMENTS = (
 TIMEOUT_MS = 15_000
 
 
-@pytest.fixture(scope="session")
+# Not for the session: the driver's event loop would stay in this thread, under other tests.
+@pytest.fixture(scope="module")
 def browser(chromium_path: str) -> Iterator[Browser]:
     with sync_playwright() as driver:
         launched = driver.chromium.launch(executable_path=chromium_path, args=list(ARGUMENTS))

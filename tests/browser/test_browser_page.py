@@ -7,7 +7,7 @@ from playwright.sync_api import Page, Route, expect
 
 from tests.integration.served_home import ATTRIBUTION, colour_png
 
-pytestmark = pytest.mark.chromium
+pytestmark = [pytest.mark.chromium, pytest.mark.xdist_group("browser")]
 CARDS = "#grid button.hit"
 
 
