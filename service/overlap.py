@@ -1,11 +1,12 @@
 """Encoding and searching at once: the heart of the pipeline, and a plain function of two iterators.
 
-    this thread     encode 1 | search 1 ......| search 2 ...| search 3
-    ahead's thread           | encode 2 ..| encode 3 ..|
+    this thread              | search 1 ...| search 2 ...| search 3
+    ahead's thread  encode 1 | encode 2 ......| encode 3 ..|
 
 The encoder never waits for a search: `early_outputs` lets it run through the stages that the plan
-reads, and no further, while what is done waits to be searched. With `ahead` None the same stages
-run in turn.
+reads, and no further, while what is done waits to be searched. All stages run in ahead's thread: one
+that joined after the first stage would have to wait until this one lets go of the interpreter, and
+short searches would be over by then. With `ahead` None the same stages run in turn.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class Found:
 def early_outputs(
     outputs: Iterator[EarlyOutput], wanted: int, ahead: Executor | None, timeline: Timeline
 ) -> Iterator[EarlyOutput]:
-    """The first `wanted` of `outputs`, each measured; all but the first computed in `ahead`."""
+    """The first `wanted` of `outputs`, each measured; computed in `ahead` where there is one."""
 
     def compute(level: int) -> EarlyOutput:
         with timeline.measure("encode", level):
@@ -48,11 +49,9 @@ def early_outputs(
     done: SimpleQueue[EarlyOutput | BaseException] = SimpleQueue()
     left = threading.Event()
     try:
-        first = compute(1)
         if ahead is not None and wanted > 1:
             running = ahead.submit(_run_on, compute, wanted, done, left)
-        yield first
-        for level in range(2, wanted + 1):
+        for level in range(1, wanted + 1):
             output = compute(level) if running is None else done.get()
             if isinstance(output, BaseException):
                 raise output
@@ -68,8 +67,8 @@ def _run_on(
     done: SimpleQueue[EarlyOutput | BaseException],
     left: threading.Event,
 ) -> None:
-    """Compute levels 2 to `wanted` into `done`, until something fails or the reader has left."""
-    for level in range(2, wanted + 1):
+    """Compute levels 1 to `wanted` into `done`, until something fails or the reader has left."""
+    for level in range(1, wanted + 1):
         if left.is_set():
             return
         try:

@@ -15,6 +15,7 @@ from hivlp.service.demo.corpus import make_corpus
 from hivlp.service.demo.steps import StampFile, Step, run_steps
 from hivlp.service.demo.texts import make_texts
 
+MOST_PORT = 65535
 MODEL_NAME = "demo"
 INDEX_NAME = "default"
 # MiniLM is 384 wide: a finest level of 768 numbers would be half zeros.
@@ -32,8 +33,15 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--no-serve", action="store_true", help="do all but serve")
     parser.add_argument("--host", default="127.0.0.1", help="address to serve on (%(default)s)")
-    parser.add_argument("--port", type=int, default=8080, help="port to serve on (%(default)s)")
+    parser.add_argument("--port", type=_port, default=8080, help="port to serve on (%(default)s)")
     return parser
+
+
+def _port(given: str) -> int:
+    number = int(given) if given.isascii() and given.isdigit() else -1
+    if not 0 <= number <= MOST_PORT:
+        raise argparse.ArgumentTypeError(f"{given!r} is not a whole number within 0..{MOST_PORT}")
+    return number
 
 
 def demo_steps(home: Path) -> list[Step]:
@@ -65,16 +73,19 @@ def demo_steps(home: Path) -> list[Step]:
         *("--artifact", str(artifact)),
         *("--index", INDEX_NAME),
         *("--metadata-group", "concept"),
-        *("--threads", str(available_threads())),
     ]
+    # how many cores there are changes nothing of what is built, and so is no input
+    quick_build = [*build_command, "--threads", str(available_threads())]
     pointer = home / "indexes" / INDEX_NAME / "CURRENT"
     return [
         Step("pictures", lambda: make_corpus(corpus), corpus / "metadata.jsonl", packages),
         Step("texts", lambda: make_texts(texts), texts, {}),
         Step("credits", lambda: sources.write_credits(credit), credit, {}),
-        Step("fit early outputs", fit_command, fit, {"command": " ".join(fit_command)}),
+        Step(
+            "fit early outputs", fit_command, fit / "fit.json", {"command": " ".join(fit_command)}
+        ),
         Step("export to ONNX", export_command, artifact / "manifest.json", {}),
-        Step("build the index", build_command, pointer, {"command": " ".join(build_command)}),
+        Step("build the index", quick_build, pointer, {"command": " ".join(build_command)}),
     ]
 
 

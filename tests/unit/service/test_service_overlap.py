@@ -131,20 +131,7 @@ def test_no_stage_is_computed_beyond_what_the_plan_reads(max_level: int, overlap
     assert encoder.closed == 1
 
 
-def test_leaving_early_drops_the_stage_that_has_not_begun() -> None:
-    encoder = FakeEncoder("text")
-    hold = threading.Event()
-    with ThreadPoolExecutor(1) as ahead:
-        ahead.submit(hold.wait, WAIT_S)  # the only thread is busy: stage 2 can't begin
-        stream = early_outputs(encoder.encode(encoder.prepare(["red"])), 3, ahead, Timeline())
-        assert next(stream).level == 1
-        stream.close()
-        hold.set()
-    assert encoder.encoded == [1]
-    assert encoder.closed == 1
-
-
-def test_leaving_early_lets_a_running_stage_end_by_itself() -> None:
+def test_leaving_early_lets_a_running_stage_end_and_begins_no_other() -> None:
     began, hold = threading.Event(), threading.Event()
 
     def before(level: int) -> None:
