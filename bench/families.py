@@ -27,7 +27,7 @@ from hivlp.index.backends.rows import LevelRows, inverse_norms
 from hivlp.index.build import widths
 from hivlp.index.build.beams import measure_beams
 from hivlp.index.build.directions import Direction
-from hivlp.index.build.widths import exact_best, sweep, without_itself
+from hivlp.index.build.widths import exact_best, exact_rows, sweep
 from hivlp.index.cascade import Plan, PlanRequest, run_stage
 from hivlp.index.level_index import LevelIndex
 from hivlp.index.plans import WidthPoint, make_plan, stage_query
@@ -129,7 +129,7 @@ def compare(
     held_out = np.arange(len(queries.targets)) % 2 == 1
     direction = Direction("image", "text", outputs, rows, held_out)
     best = exact_best(direction, 3, K)
-    truth = [without_itself(found, K) for found in best]
+    truth = exact_rows(direction, 3, K)
     contenders: dict[str, Contender] = {}
     for codec, levels in by_codec.items():
         own = Direction("image", "text", outputs, rows, held_out, levels)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from hivlp.index.backends.choose import open_level
 from hivlp.index.candidates import Candidates, RowArray
 from hivlp.index.cascade import Plan, PlanRequest, Stage, run_stage
 from hivlp.index.errors import NoSuchItem
@@ -63,12 +64,17 @@ class LocalSearcher:
         """Run one stage for n queries, (n, dim of stage.level) float32.
 
         `mask` says which rows the first stage may find (None: all); the plan must be a masked one.
+        Codes that take no mask are passed over for the rows they stand for.
         A side without rows finds nothing. Raises InputError for NaN, Inf or a wrong shape.
         """
         side = self._side(searched)
         if side is None:
             return [Candidates.none() for _ in queries]
-        return run_stage(side.levels, stage, queries, previous, graphs=side.graphs, mask=mask)
+        levels = side.levels
+        if mask is not None and not levels[stage.level].capabilities.mask:
+            exact = open_level(stage.level, side.rows[stage.level], None, "numpy")
+            levels = {**levels, stage.level: exact}
+        return run_stage(levels, stage, queries, previous, graphs=side.graphs, mask=mask)
 
     def items(self, searched: Modality, found: Candidates, k: int, offset: int) -> list[FoundItem]:
         """The best row of each item, skipping `offset` items, at most `k`."""

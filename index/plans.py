@@ -81,7 +81,8 @@ def make_plan(
     explicit = _explicit_keeps(request, name, used, finest)
     wanted = min(max(request.need, rows_needed or 0), max(rows, 1))
     if graphs is not None and name != "exact" and not explicit and finest == len(levels):
-        points = graphs.get((request.searched, request.query, name), ())
+        walked: PlanName = name if finest > 1 else "funnel"  # one level narrows nothing
+        points = graphs.get((request.searched, request.query, walked), ())
         return Plan(name, graph_stages(name, finest, points, wanted, max(rows, 1)))
     points = widths.get((request.searched, request.query, name), ())
     measured = default_keeps(points, wanted, len(used) - 1)

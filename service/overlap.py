@@ -4,9 +4,9 @@
     ahead's thread  encode 1 | encode 2 ......| encode 3 ..|
 
 The encoder never waits for a search: `early_outputs` lets it run through the stages that the plan
-reads, and no further, while what is done waits to be searched. All stages run in ahead's thread: one
-that joined after the first stage would have to wait until this one lets go of the interpreter, and
-short searches would be over by then. With `ahead` None the same stages run in turn.
+reads, and no further, while what is done waits to be searched. All stages run in ahead's thread:
+one that joined after the first stage would have to wait until this one lets go of the interpreter,
+and short searches would be over by then. With `ahead` None the same stages run in turn.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ import numpy as np
 
 from hivlp.index.build.confidence import recall_lower, sure_recall
 from hivlp.index.build.directions import Direction
-from hivlp.index.build.widths import equals, without_itself
+from hivlp.index.build.widths import itself, share_found
 from hivlp.index.candidates import Candidates, RowArray
 from hivlp.index.cascade import PlanName
 from hivlp.index.level_index import LevelIndex, SearchParams
@@ -92,8 +92,9 @@ class _Trial:
     ) -> None:
         self._direction = direction
         self._coarse, self._finest = graphs[min(graphs)], graphs[max(graphs)]
-        self._truth = [without_itself(found, k) for found in best]
-        self._equals = [equals(found) for found in best]
+        rows, queries = direction.rows[max(direction.rows)], direction.queries
+        pairs = zip(best, queries[max(direction.rows)], strict=True)
+        self._best = [(found, itself(found, rows, query)) for found, query in pairs]
         self._k = k
         self._size = direction.size
 
@@ -153,10 +154,9 @@ class _Trial:
             began = time.perf_counter()
             params = SearchParams(ef=ef)
             # A query that is in the gallery finds itself besides, and its doubles.
-            fetch = self._k + self._equals[number]
+            best, own = self._best[number]
+            fetch = self._k + len(own)
             found = self._finest.search(queries[i : i + 1], fetch, params, entry, None)[0]
             times.append(time.perf_counter() - began)
-            wanted = self._truth[number]
-            rows = without_itself(found, self._k)
-            shares[i] = len(np.intersect1d(rows, wanted)) / len(wanted)
+            shares[i] = share_found(found, best, own, self._k)
         return shares, times

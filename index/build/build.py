@@ -24,7 +24,7 @@ from hivlp.index.build.assemble import (
     write_graphs,
     write_side,
 )
-from hivlp.index.build.choice import Wishes, choose
+from hivlp.index.build.choice import Wishes, choose, over_limits
 from hivlp.index.build.corpus import Corpus
 from hivlp.index.build.embeddings import EmbeddingCache
 from hivlp.index.build.encode import Encoded, encode_corpus, write_failures
@@ -137,7 +137,7 @@ def _build_index(
             _encode_queries(draft, corpus, model, settings)
             _choose(draft, model, settings)
             sides = _gate(draft, model)
-            draft.widths, draft.notes = measure(
+            draft.widths, notes = measure(
                 sides,
                 draft.queries,
                 model.levels,
@@ -145,6 +145,7 @@ def _build_index(
                 settings.target,
                 quiet=settings.quiet,
             )
+            draft.notes += notes
             manifest = _manifest(draft, corpus, model, settings, version_of_faiss)
             write_manifest(staging.path, manifest)
             path = store.publish(staging, activate=settings.activate)
@@ -178,13 +179,17 @@ def _assemble(draft: _Draft, model: Model, cache: EmbeddingCache, settings: Buil
 
 def _choose(draft: _Draft, model: Model, settings: BuildSettings) -> None:
     """Family and codes of each side, by the captions where there are any; then write them."""
+    rows = sum(built.size for built in draft.sides.values())
     for side, built in draft.sides.items():
         queries = draft.queries.get("text") or draft.queries.get(side)
-        options = choose(
-            built, queries, model.levels, model.gallery, settings.wishes, settings.target
-        )
+        wishes = settings.wishes.share(built.size / rows)
+        options = choose(built, queries, model.levels, model.gallery, wishes, settings.target)
         draft.options[side] = options
         taken = next(option for option in options if option.chosen)
+        draft.notes += [
+            f"{side}: the {taken.family} family over {taken.level1} codes is {missed}"
+            for missed in over_limits(taken, wishes)
+        ]
         write_faiss(draft.staging.path, built, _faiss_levels(model, settings), taken.level1)
         if taken.family == "graph":
             draft.graphs[side] = write_graphs(draft.staging.path, built)

@@ -22,10 +22,10 @@ from hivlp.index.build.directions import Direction
 from hivlp.index.build.measure import measure
 from hivlp.index.build.model import Model
 from hivlp.index.build.queries import QuerySet, text_queries
-from hivlp.index.build.widths import KS, PLANS, equals, exact_best, without_itself
+from hivlp.index.build.widths import KS, PLANS, exact_best, itself, share_found
 from hivlp.index.cascade import PlanName, PlanRequest
 from hivlp.index.errors import BuildError
-from hivlp.index.evaluation import SEED, sample_queries
+from hivlp.index.evaluation import SEED, Sampled, sample_queries
 from hivlp.index.local_searcher import LocalSearcher
 from hivlp.index.plans import run_plan
 from hivlp.index.snapshot.manifest import MANIFEST_NAME, SnapshotManifest, write_manifest
@@ -92,8 +92,22 @@ def calibrate(
 ) -> CalibrationReport:
     """Measure a version (None: the active one) and publish it again with what was measured.
 
-    Raises SpaceMismatch, SnapshotError, and BuildError where there is nothing to measure with.
+    Raises SpaceMismatch, SnapshotError, and BuildError where there is nothing to measure with or
+    the result can't be written.
     """
+    try:
+        return _calibrate(store, name, version, model, settings)
+    except OSError as error:  # a full disk, a file system without hard links
+        raise BuildError(f"index {name!r} can't be written: {error}") from error
+
+
+def _calibrate(
+    store: SnapshotStore,
+    name: str,
+    version: str | None,
+    model: Model,
+    settings: CalibrationSettings,
+) -> CalibrationReport:
     snapshot = store.open(name, version)
     old = snapshot.manifest
     model.check_fits(old.gallery_space)
@@ -105,6 +119,9 @@ def calibrate(
         raise BuildError(f"index {name!r}: no queries to calibrate with")
     replaced = {(r.searched, r.query) for r in widths}
     kept = [r for r in old.widths if (r.searched, r.query) not in replaced]
+    if model.query_encoder != old.query_encoder:
+        left = sorted({f"{r.query} to {r.searched}" for r in kept})
+        notes += [f"{direction}: still as measured with the encoder before" for direction in left]
     with store.stage(name) as staging:
         _link(snapshot.path, staging.path, old.files)
         build = old.build.model_copy(update={"target": settings.target})
@@ -146,9 +163,12 @@ def _recall_now(
     side = snapshot.sides[searched]
     held_out = np.ones(len(queries), dtype=np.bool_)
     direction = Direction(searched, query, queries.outputs, side.rows, held_out)
-    best = exact_best(direction, max(side.rows), min(max(KS), side.size))
+    finest = max(side.rows)
+    best = exact_best(direction, finest, min(max(KS), side.size))
+    pairs = zip(best, queries.outputs[finest], strict=True)
+    own = [itself(exact, side.rows[finest], vector) for exact, vector in pairs]
     # Doubles of a query would take the places of what it should find: such queries don't count.
-    fair = [i for i, exact in enumerate(best) if equals(exact) <= 1]
+    fair = [i for i, rows in enumerate(own) if len(rows) <= 1]
     if not fair:
         return []
     outputs = {level: vectors[fair] for level, vectors in queries.outputs.items()}
@@ -158,9 +178,8 @@ def _recall_now(
         for k in KS:
             plan = searcher.plan(PlanRequest(searched, query, k + 1, name))
             hits = run_plan(searcher, searched, plan, outputs)
-            pairs = zip(hits, (best[i] for i in fair), strict=True)
-            both = [(without_itself(hit, k), without_itself(exact, k)) for hit, exact in pairs]
-            each = [len(np.intersect1d(rows, exact)) / len(exact) for rows, exact in both]
+            tried = zip(hits, fair, strict=True)
+            each = [share_found(hit, best[i], own[i], k) for hit, i in tried]
             shares = np.array(each, dtype=np.float32)
             recall, lower = float(shares.mean()), recall_lower(shares)
             promised = _promised(snapshot.manifest, searched, query, name, k)
@@ -203,7 +222,7 @@ def _queries(
 ) -> Mapping[Modality, QuerySet]:
     if settings.queries is None:
         sampled, _ = sample_queries(snapshot, model, settings.sample)
-        return {query: own.queries for query, own in sampled.items()}
+        return {query: _distinct(snapshot, query, own) for query, own in sampled.items()}
     texts = read_queries(settings.queries)
     if len(texts) > settings.sample:
         rng = np.random.default_rng(SEED)
@@ -214,6 +233,16 @@ def _queries(
     if given is None:
         raise BuildError(f"the model {model.name!r} has no text tower")
     return {"text": given}
+
+
+def _distinct(snapshot: Snapshot, query: Modality, sampled: Sampled) -> QuerySet:
+    """One of several equals only: the halves of the sample must not share a query."""
+    rows = snapshot.sides[query].rows
+    vectors = rows[max(rows)].vectors(sampled.own_rows)
+    first = np.sort(np.unique(vectors, axis=0, return_index=True)[1])
+    queries = sampled.queries
+    outputs = {level: found[first] for level, found in queries.outputs.items()}
+    return QuerySet(outputs, queries.ordinals[first], queries.skipped)
 
 
 def _promised(

@@ -38,6 +38,7 @@ from hivlp.index.build.queries import QuerySet
 from hivlp.index.build.widths import exact_best, sweep
 from hivlp.index.candidates import Candidates
 from hivlp.index.cascade import PlanRequest, run_stage
+from hivlp.index.errors import BuildError
 from hivlp.index.level_index import Codec, Family, LevelIndex, SearchParams
 from hivlp.index.plans import WidthPoint, make_plan, stage_query
 from hivlp.index.snapshot.manifest import OptionRecord, WidthRecord
@@ -64,13 +65,29 @@ CANDIDATES: tuple[tuple[Family, Codec], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Wishes:
-    """What was asked for: a family and codes, or limits to choose within (None: no limit)."""
+    """What was asked for: a family and codes, or limits to choose within (None: no limit).
+
+    Raises BuildError for a pair that can't be: fast-scan codes are never scored one by one.
+    """
 
     family: Literal["auto", "scan", "graph"] = "auto"
     level1: Literal["auto", "flat", "sq8", "pq64x4fs"] = "auto"
     max_memory_bytes: int | None = None
     max_query_ms: float | None = None
     max_build_s: float | None = 1_800.0
+
+    def __post_init__(self) -> None:
+        if (self.family, self.level1) == ("graph", "pq64x4fs"):
+            raise BuildError("a graph can't walk over pq64x4fs codes: ask for sq8 or flat ones")
+
+    def share(self, part: float) -> Wishes:
+        """The same for a side that has this part of all rows: memory and building are shared."""
+        memory, build = self.max_memory_bytes, self.max_build_s
+        return replace(
+            self,
+            max_memory_bytes=None if memory is None else round(memory * part),
+            max_build_s=None if build is None else build * part,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +170,8 @@ def _judge(
     if not good:  # the nearest: the one over the fewest limits, and of those the best recall
         pairs = zip(options, over, strict=True)
         taken = min(pairs, key=lambda pair: (len(pair[1]), -(pair[0].recall or 0)))[0]
-        why = "nothing is within every limit; this comes nearest"
+        missed = "; ".join(_over(taken, wishes, target))
+        why = f"nothing is within every limit; this comes nearest: {missed}"
     else:
         taken = good[0]
         for option in good[1:]:
@@ -183,17 +201,22 @@ def _why_not(option: OptionRecord, taken: OptionRecord, reasons: Sequence[str]) 
 
 def _over(option: OptionRecord, wishes: Wishes, target: float) -> list[str]:
     """What keeps an option from being taken."""
-    found = []
-    if option.recall is not None and option.recall < target - SLACK:
-        found.append(f"recall under {target:g}")
-    for value, limit, words in (
+    low = option.recall is not None and option.recall < target - SLACK
+    return [f"recall under {target:g}"] * low + over_limits(option, wishes)
+
+
+def over_limits(option: OptionRecord, wishes: Wishes) -> list[str]:
+    """The limits that an option is known to be over."""
+    values = (
         (option.memory_bytes, wishes.max_memory_bytes, "over --max-memory"),
         (option.search_ms, wishes.max_query_ms, "over --max-query-ms"),
         (option.build_s, wishes.max_build_s, "over --max-build-s"),
-    ):
-        if limit is not None and value is not None and value > limit:
-            found.append(words)
-    return found
+    )
+    return [
+        words
+        for value, limit, words in values
+        if limit is not None and value is not None and value > limit
+    ]
 
 
 def _unmeasured(

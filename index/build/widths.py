@@ -35,7 +35,9 @@ WIDENING = 1.25
 ROUNDING = 1e-6
 """Scores this near count as equal."""
 ITSELF = 1 - 1e-5
-"""From this score on a row is the query itself, or its double."""
+"""From this cosine on a row is the query itself, or its double."""
+HALF = 1e-3
+"""The score of a row kept as fp16 may be so far from its cosine: its length is nearly one."""
 
 
 def sweep(
@@ -62,7 +64,9 @@ def sweep(
 
 def exact_rows(direction: Direction, finest: int, k: int) -> list[RowArray]:
     """The best k rows of every query by exhaustive search of the finest level, itself left out."""
-    return [without_itself(found, k) for found in exact_best(direction, finest, k)]
+    rows, queries = direction.rows[finest], direction.queries[finest]
+    pairs = zip(exact_best(direction, finest, k), queries, strict=True)
+    return [without_itself(best, itself(best, rows, query), k) for best, query in pairs]
 
 
 def exact_best(direction: Direction, finest: int, k: int) -> list[Candidates]:
@@ -70,18 +74,29 @@ def exact_best(direction: Direction, finest: int, k: int) -> list[Candidates]:
     return _best(direction.rows[finest], direction.queries[finest], k + 1)
 
 
-def without_itself(found: Candidates, k: int) -> RowArray:
-    """The best k of what the finest query found, the query's own rows left out.
+def itself(best: Candidates, rows: LevelRows, query: FloatArray) -> RowArray:
+    """Which of the `best` rows of a finest query (dim,) are the query itself, or its doubles.
 
-    Where there is nothing but its equals, they stand.
+    None where there is nothing but such rows: then they stand.
     """
-    others = found.rows[equals(found) :]
-    return (others if len(others) else found.rows)[:k]
+    near = best.rows[best.scores >= ITSELF - HALF]
+    own: RowArray = near[np.vecdot(rows.vectors(near), query) >= ITSELF]
+    return own if len(own) < len(best) else own[:0]
 
 
-def equals(found: Candidates) -> int:
-    """How many of what a finest query found are the query itself, or its doubles."""
-    return int(np.count_nonzero(found.scores >= ITSELF))
+def without_itself(found: Candidates, own: RowArray, k: int) -> RowArray:
+    """The best k rows of what was found, the query's `own` rows left out."""
+    return found.rows[~np.isin(found.rows, own)][:k]
+
+
+def share_found(found: Candidates, best: Candidates, own: RowArray, k: int) -> float:
+    """Share of the best k rows that a search found, the query's `own` rows left out of both.
+
+    Whatever is as good as the k-th counts as one of them: which of equal rows is found says nothing
+    about a search.
+    """
+    wanted, got = (some.scores[~np.isin(some.rows, own)][:k] for some in (best, found))
+    return float(np.count_nonzero(got[: len(wanted)] >= wanted[-1] - ROUNDING)) / len(wanted)
 
 
 def first_ranks(direction: Direction, plan: Plan, wanted: Sequence[RowArray]) -> list[RowArray]:

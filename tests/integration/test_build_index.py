@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from hivlp.index.build.build import BuildReport, BuildSettings, build_index
+from hivlp.index.build.choice import Wishes
 from hivlp.index.build.corpus import FolderCorpus, open_corpus
 from hivlp.index.build.items import BadItem, Item
 from hivlp.index.build.model import Model, query_outputs
@@ -122,6 +123,23 @@ def test_both_kinds_of_gallery_hold_the_files_they_say(
     assert ("text/level3.faiss" in names) == every
     assert sorted(search(store, model, "blue", "image", 3)) == [f"blue{i}.png" for i in range(3)]
     store.verify("default")
+
+
+def test_a_limit_that_can_t_be_kept_is_told(
+    pictures: Path, model: Model, store: SnapshotStore
+) -> None:
+    def over(limit: int) -> list[str]:
+        settings = BuildSettings(quiet=True, wishes=Wishes(max_memory_bytes=limit))
+        report = build(pictures, model, store, settings)
+        return [note for note in report.notes if "--max-memory" in note]
+
+    words = "the scan family over flat codes is over --max-memory"
+    told = [f"image: {words}", f"text: {words}"]
+    assert over(1) == told
+    options = store.manifest("default").options
+    both = sum(option.memory_bytes for side in options.values() for option in side if option.chosen)
+    assert over(both) == []
+    assert over(both - 2) == told  # either side alone is far under it
 
 
 def test_broken_pictures_are_skipped_counted_and_listed(

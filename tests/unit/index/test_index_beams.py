@@ -81,6 +81,16 @@ def test_measured_beams_reach_the_target_on_the_half_they_were_chosen_on(
         )
 
 
+def test_a_row_repeated_more_often_than_is_looked_at_is_still_found(direction: Direction) -> None:
+    crowd = np.repeat(direction.rows[3].matrix[:40], 150, axis=0)
+    rows = {level: LevelRows(crowd, own.dim) for level, own in direction.rows.items()}
+    queries = {3: direction.rows[3].matrix[:40]}
+    many = Direction("text", "text", queries, rows, np.arange(40) % 2 == 1)
+    finest = open_level(3, rows[3], None, "numpy")
+    found = measure_beams(many, {3: finest}, exact_best(many, 3, 100), (1, 10, 100), 0.99)
+    assert [record.recall_held_out for record in found] == [1.0, 1.0, 1.0]
+
+
 def test_a_target_out_of_reach_gives_the_nearest_and_says_so(
     direction: Direction, tmp_path: Path
 ) -> None:

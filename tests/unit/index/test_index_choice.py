@@ -10,6 +10,7 @@ from hivlp.index.build import choice
 from hivlp.index.build.assemble import BuiltSide
 from hivlp.index.build.choice import Wishes, choose, table
 from hivlp.index.build.queries import QuerySet
+from hivlp.index.errors import BuildError
 from hivlp.index.snapshot.manifest import OptionRecord
 from hivlp.models.levels import FloatArray, nested_prefix, normalise
 from tests.fakes import DIMS, specs, unit_vectors
@@ -80,7 +81,7 @@ def test_limits_exclude_and_say_so(many: BuiltSide) -> None:
     wishes = Wishes(max_build_s=1e-9, max_memory_bytes=1)
     options = choose(many, queries_of(many), specs(), "nested", wishes, 0.99)
     taken = chosen(options)
-    assert "comes nearest" in taken.reason
+    assert "comes nearest: over --max-memory" in taken.reason
     others = [option for option in options if not option.chosen]
     assert all("over --max-build-s" in option.reason for option in others if option.build_s)
     assert all("over --max-memory" in option.reason for option in others)
@@ -100,6 +101,11 @@ def test_what_is_asked_for_is_taken_without_measuring(
 ) -> None:
     options = choose(many, queries_of(many), specs(), "nested", wishes, 0.99)
     assert [(o.family, o.level1, o.reason) for o in options] == [(*expected, "asked for")]
+
+
+def test_a_graph_over_fast_scan_codes_is_refused_at_once() -> None:
+    with pytest.raises(BuildError, match="can't walk over pq64x4fs"):
+        Wishes(family="graph", level1="pq64x4fs")
 
 
 def test_too_few_rows_for_what_is_asked_for_get_what_they_can_have() -> None:

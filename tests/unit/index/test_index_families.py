@@ -112,6 +112,16 @@ def test_the_service_s_pipeline_runs_a_graph_plan_and_skips_the_level_between(
     assert found.candidates.rows.tolist() == expected.rows.tolist()
 
 
+def test_codes_that_take_no_mask_are_passed_over_under_one(tmp_path: Path) -> None:
+    store = SnapshotStore(tmp_path)
+    write_snapshot(store, images=IMAGES, level1="pq64x4fs")
+    searcher = LocalSearcher(store.open("default"))
+    plan = searcher.plan(PlanRequest("image", "text", 10), masked=True)
+    mask = RowMask.of(np.arange(ROWS) % 2 == 0)
+    found = searcher.step("image", plan.stages[0], outputs(QUERIES)[1], None, mask=mask)
+    assert all(mask.allowed[f.rows].all() and len(f) == plan.stages[0].keep for f in found)
+
+
 def test_a_graph_refuses_a_mask(graph_home: Path) -> None:
     side = SnapshotStore(graph_home).open("default").sides["image"]
     mask = RowMask.of(np.ones(ROWS, dtype=np.bool_))
@@ -190,6 +200,12 @@ def test_a_graph_without_measured_beams_walks_generously() -> None:
         plan = make_plan(request, specs(), {}, 10**6, graphs={})
         assert len(plan.stages) == stages
         assert (plan.stages[-1].params.ef or 0) >= 256
+
+
+def test_the_graph_of_one_level_walks_with_its_measured_beam() -> None:
+    beams = {("image", "text", "funnel"): (WidthPoint(10, (), (77,)),)}
+    plan = make_plan(PlanRequest("image", "text", 10), specs((16,)), {}, 5_000, graphs=beams)  # type: ignore[arg-type]
+    assert [(s.method, s.params.ef) for s in plan.stages] == [("graph", 77)]
 
 
 def test_widths_of_the_two_families_are_kept_apart(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from hivlp.index.build.assemble import BuiltSide
 from hivlp.index.build.encode import EncodedItem
 from hivlp.index.build.gate import check_items, check_rows, check_self_retrieval, check_side
 from hivlp.index.errors import BuildError
+from hivlp.models.levels import normalise
 from tests.fakes import unit_vectors
 
 IDS = [f"i{i}" for i in range(20)]
@@ -62,3 +63,12 @@ def test_an_index_that_does_not_find_its_own_rows_is_refused() -> None:
     assert check_self_retrieval(side, {1: ExactLevel(1, rows)}, IDS, rng) == 20.0
     with pytest.raises(BuildError, match="do not find themselves"):
         check_self_retrieval(side, {1: ExactLevel(1, other)}, IDS, rng)
+
+
+def test_rows_kept_as_fp16_may_find_a_near_row_that_is_longer() -> None:
+    near = normalise(unit_vectors(1, 8) + 1e-4 * unit_vectors(200, 8, seed=1))
+    rows = LevelRows(near.astype(np.float16), 8)
+    side = BuiltSide("image", {3: rows}, np.arange(200), [])
+    names = [f"i{i}" for i in range(200)]
+    rng = np.random.default_rng(0)
+    assert check_self_retrieval(side, {3: ExactLevel(3, rows)}, names, rng) == 200.0

@@ -12,8 +12,8 @@ from hivlp.index.backends.exact import ExactLevel
 from hivlp.index.backends.rows import LevelRows, inverse_norms
 from hivlp.index.build.directions import Direction
 from hivlp.index.build.queries import QuerySet
-from hivlp.index.build.widths import ROUNDING, exact_rows, ranks, sweep
-from hivlp.index.candidates import RowArray
+from hivlp.index.build.widths import ROUNDING, exact_rows, ranks, share_found, sweep
+from hivlp.index.candidates import Candidates, RowArray
 from hivlp.index.cascade import Plan, PlanRequest, run_stage
 from hivlp.index.plans import make_plan, stage_query
 from hivlp.models.levels import FloatArray, LevelSpec, nested_prefix, normalise
@@ -201,3 +201,28 @@ def test_ranks_count_all_that_score_as_much_or_more() -> None:
     slow = [int((scores >= one - np.float32(ROUNDING)).sum()) for one in wanted]
     assert ranks(scores, wanted).tolist() == slow
     assert ranks(scores, wanted[:0]).tolist() == []
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float16])
+def test_a_query_of_the_gallery_is_never_among_what_it_must_keep(kind: type) -> None:
+    gallery = unit_vectors(300, 64)
+    rows = {3: LevelRows(gallery.astype(kind), 64)}
+    direction = Direction("image", "image", {3: gallery}, rows, np.arange(300) % 2 == 1)
+    wanted = exact_rows(direction, 3, 10)
+    assert not any(i in found for i, found in enumerate(wanted))
+    assert all(len(found) == 10 for found in wanted)
+
+
+def candidates(*pairs: tuple[int, float]) -> Candidates:
+    rows, scores = zip(*pairs, strict=True)
+    return Candidates(np.array(rows), np.array(scores, dtype=np.float32))
+
+
+def test_whichever_of_equal_rows_is_found_counts() -> None:
+    best = candidates((7, 1.0), (1, 0.8), (2, 0.5), (3, 0.5))
+    own, none = np.array([7]), np.array([], dtype=np.int64)
+    assert share_found(candidates((7, 1.0), (1, 0.8), (9, 0.5)), best, own, 2) == 1.0
+    assert share_found(candidates((1, 0.8), (4, 0.4)), best, own, 2) == 0.5
+    assert share_found(candidates((7, 1.0)), best, own, 2) == 0.0
+    doubles = candidates(*((i, 1.0) for i in range(11)))
+    assert share_found(candidates(*((i, 1.0) for i in range(20, 30))), doubles, none, 10) == 1.0
