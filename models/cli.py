@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 from collections.abc import Sequence
 from itertools import pairwise
@@ -26,7 +27,7 @@ def fit_exits(arguments: Sequence[str]) -> int:
     _add_towers(parser)
     _add_recipe(parser)
     parser.add_argument("--out", type=Path, required=True, help="folder for the fitted heads")
-    parser.add_argument("--threads", type=_positive, help="CPU threads (default: every core)")
+    parser.add_argument("--threads", type=_threads, help="CPU threads (default: every core)")
     parser.add_argument("--cache", type=Path, help="folder for features (HIVLP_HOME/cache)")
     given = _parse(parser, arguments)
     if isinstance(given, int):
@@ -112,13 +113,16 @@ def _add_recipe(parser: argparse.ArgumentParser) -> None:
         default="nested",
         help="levels are prefixes of the full vector, or each exit's own (nested)",
     )
-    recipe.add_argument("--seed", type=int, default=0, help="(0)")
+    recipe.add_argument("--seed", type=_seed, default=0, help="(0)")
     recipe.add_argument(
-        "--max-seconds", type=_seconds, default=1800.0, help="longest time for the fitting (1800)"
+        "--max-seconds",
+        type=_seconds,
+        default=1800.0,
+        help="longest time for a fit, features apart; each fold has as long (1800)",
     )
     recipe.add_argument(
         "--folds",
-        type=int,
+        type=_folds,
         default=0,
         help="cross-validate over groups first, and write OUT/crossval.json (0: don't)",
     )
@@ -153,9 +157,10 @@ def _need_torch() -> None:
     # Waiting threads that spin make a fit many times slower wherever a core is shared.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
+        import safetensors  # noqa: F401
         import torch  # noqa: F401
     except ModuleNotFoundError as error:
-        raise MissingExtra("torch", "train") from error
+        raise MissingExtra(error.name or "torch", "train") from error
 
 
 def default_cache() -> Path:
@@ -175,22 +180,48 @@ def _whole_numbers(given: str) -> tuple[int, ...]:
     return found
 
 
-def _positive(given: str) -> int:
-    number = int(given)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{given} must be at least 1")
+def _whole(given: str, least: int, most: int) -> int:
+    try:
+        number = int(given)
+    except ValueError:
+        number = least - 1
+    if not least <= number <= most:
+        raise argparse.ArgumentTypeError(f"{given!r} is not a whole number within {least}..{most}")
     return number
 
 
+def _positive(given: str) -> int:
+    return _whole(given, 1, 10**9)
+
+
+def _threads(given: str) -> int:
+    return _whole(given, 1, 1024)
+
+
+def _seed(given: str) -> int:
+    return _whole(given, 0, 2**63 - 1)
+
+
+def _folds(given: str) -> int:
+    return _whole(given, 0, 10**6)
+
+
 def _share(given: str) -> float:
-    number = float(given)
+    number = _float(given)
     if not 0 <= number <= 1:
-        raise argparse.ArgumentTypeError(f"{given} must be within 0..1")
+        raise argparse.ArgumentTypeError(f"{given!r} is not a number within 0..1")
     return number
 
 
 def _seconds(given: str) -> float:
-    number = float(given)
+    number = _float(given)
     if not number > 0:
-        raise argparse.ArgumentTypeError(f"{given} must be more than 0")
+        raise argparse.ArgumentTypeError(f"{given!r} is not a number of more than 0")
     return number
+
+
+def _float(given: str) -> float:
+    try:
+        return float(given)
+    except ValueError:
+        return math.nan

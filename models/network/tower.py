@@ -16,7 +16,7 @@ from typing import ClassVar, Literal
 
 from torch import Tensor, nn
 
-from hivlp.models.artifact import ImagePreparation, TextPreparation
+from hivlp.models.artifact import ImagePreparation, TextPreparation, file_record
 from hivlp.models.errors import TrainingError
 from hivlp.models.levels import Modality
 
@@ -81,7 +81,20 @@ class Tower(nn.Module, ABC):
     @property
     @abstractmethod
     def sources(self) -> tuple[Path, ...]:
-        """The checkpoint's files: what the tower's hash is taken over."""
+        """The checkpoint's files, in an order of their own: see `identity`."""
+
+    def identity(self) -> dict[str, str]:
+        """What tells this tower from any other: what its files hold, and how they are read.
+
+        Files count by their place in `sources`: two may bear one name, and a renamed checkpoint
+        is still the same.
+        """
+        files = {f"source{i}": file_record(path).sha256 for i, path in enumerate(self.sources)}
+        return files | {
+            "family": self.family,
+            "pooling": self.pooling,
+            "preparation": self.preparation.model_dump_json(),
+        }
 
     @property
     def vocabulary(self) -> int:

@@ -15,6 +15,7 @@ from typing import Any
 from safetensors.torch import save_file
 from torch import Tensor
 
+from hivlp.models.artifact import file_record
 from hivlp.models.errors import TrainingError
 from hivlp.models.levels import Modality
 from hivlp.models.network.checkpoint import load_strictly, read_json, read_safetensors
@@ -24,6 +25,7 @@ from hivlp.models.network.families import load_tower
 from hivlp.models.network.heads import ExitHead, HeadShape
 from hivlp.models.training.features import TowerExit
 from hivlp.models.training.fitting import FittedHeads, Heads
+from hivlp.models.training.progress import say
 from hivlp.models.training.settings import FitSettings
 
 WEIGHTS, DESCRIPTION = "heads.safetensors", "fit.json"
@@ -85,9 +87,17 @@ def save_fit(folder: Path, fit: Fit) -> None:
         },
         "settings": fit.settings.as_dict(),
         "measured": dict(fit.measured),
+        "weights_sha256": file_record(folder / WEIGHTS).sha256,
     }
     text = json.dumps(description, indent=2) + "\n"
     _replace(folder / DESCRIPTION, lambda path: path.write_text(text, encoding="utf-8"))
+
+
+def _check_hash(path: Path, wanted: str) -> None:
+    if not path.is_file():
+        raise CheckpointError(path, "no such file")
+    if file_record(path).sha256 != wanted:
+        raise CheckpointError(path, "differs from what was written")
 
 
 def _replace(target: Path, write: Any) -> None:
@@ -112,8 +122,9 @@ def load_fit(folder: Path) -> Fit:
     told = read_json(path)
     if told.get("format_version") != FORMAT_VERSION:
         raise CheckpointError(path, f"format_version is not {FORMAT_VERSION}")
-    weights = read_safetensors(folder / WEIGHTS)
     try:
+        _check_hash(folder / WEIGHTS, told["weights_sha256"])
+        weights = read_safetensors(folder / WEIGHTS)
         shapes = {name: [HeadShape(**s) for s in told["heads"][name]] for name in told["heads"]}
         towers = {
             name: TowerUse(Path(use["path"]), use["key"], tuple(use["exits"]))
@@ -123,7 +134,7 @@ def load_fit(folder: Path) -> Fit:
         heads = {n: build_heads(weights, n, shapes[n], folder / WEIGHTS) for n in towers}
         fitted = FittedHeads(heads["text"], heads["image"])
         return Fit(fitted, towers["text"], towers["image"], settings, told["measured"])
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(path, f"field {error} is missing or of another kind") from error
 
 
@@ -161,7 +172,10 @@ def _tower_exits(use: TowerUse, heads: Heads, modality: Modality, path: Path) ->
 
 
 class PhaseStore:
-    """Finished phases of a running fit, so that an interrupted one goes on; one folder per key."""
+    """Finished phases of a running fit, so that an interrupted one goes on; one folder per key.
+
+    A phase whose files were damaged since is run again.
+    """
 
     def __init__(self, folder: Path, key: str) -> None:
         self._folder = folder / key[:32]
@@ -170,11 +184,21 @@ class PhaseStore:
         """The heads of a phase: kept from before, or made now and kept."""
         weights, shapes = self._folder / f"{name}.safetensors", self._folder / f"{name}.json"
         if shapes.is_file():
-            told = [HeadShape(**shape) for shape in read_json(shapes)["heads"]]
-            return build_heads(read_safetensors(weights), name, told, weights)
+            try:
+                return self._kept(name, weights, shapes)
+            except (TrainingError, OSError, KeyError, TypeError) as error:
+                say(f"phase {name!r} was kept, but is damaged ({error}); it runs again")
         heads: Heads = phase()
         self._folder.mkdir(parents=True, exist_ok=True)
+        shapes.unlink(missing_ok=True)
         _replace(weights, lambda path: save_file(_weights(heads, name), path))
-        text = json.dumps({"heads": [head.shape.as_dict() for head in heads]})
+        told = [head.shape.as_dict() for head in heads]
+        text = json.dumps({"heads": told, "sha256": file_record(weights).sha256})
         _replace(shapes, lambda path: path.write_text(text, encoding="utf-8"))
         return heads
+
+    def _kept(self, name: str, weights: Path, shapes: Path) -> Heads:
+        told = read_json(shapes)
+        _check_hash(weights, told["sha256"])
+        found = [HeadShape(**shape) for shape in told["heads"]]
+        return build_heads(read_safetensors(weights), name, found, weights)

@@ -44,10 +44,13 @@ def _leading(centred: Doubles, most: int) -> Doubles:
 def standard_directions(rows: FloatArray, most: int) -> tuple[FloatArray, FloatArray]:
     """Mean (d,) and a (d, k) basis: each feature scaled to variance 1 / d, then turned.
 
-    Rows so reduced have length 1 on average, whatever the features' units.
+    Rows so reduced have length 1 on average, whatever the features' units. A feature that never
+    changed is left out: scaled up, it would drown all others in the first row where it does.
     """
     mean = rows.mean(0, dtype=np.float64)
-    scale = 1.0 / ((rows.std(0, dtype=np.float64) + _TINY) * np.sqrt(rows.shape[1]))
+    spread = rows.std(0, dtype=np.float64)
+    scale = 1.0 / ((spread + _TINY) * np.sqrt(rows.shape[1]))
+    scale[spread <= _TINY * np.maximum(1.0, np.abs(mean))] = 0.0
     if most >= rows.shape[1]:
         return mean.astype(np.float32), np.diag(scale).astype(np.float32)
     _, directions = main_directions(((rows - mean) * scale).astype(np.float32), most)

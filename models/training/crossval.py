@@ -47,15 +47,25 @@ def cross_validate(
     found = []
     for fold in range(folds):
         file = folder / f"fold{fold + 1}.json"
-        if not file.is_file():
+        measured = _kept(file)
+        if measured is None:
             say(f"fold {fold + 1} of {folds}")
             heads = fit_heads(corpus.of_groups(groups[fold_of != fold]), settings)
             measured = measure(corpus, heads, settings, left_out=groups[fold_of == fold])
             part = file.with_suffix(".part")
             part.write_text(json.dumps(measured, indent=1), encoding="utf-8")
             part.replace(file)
-        found.append(json.loads(file.read_text(encoding="utf-8")))
+        found.append(measured)
     return {"folds": folds, "mean": mean_of(found), "of_folds": found}
+
+
+def _kept(file: Path) -> dict[str, Any] | None:
+    """A fold's measures from before, or None where there are none or they are damaged."""
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) and set(DIRECTIONS) <= set(found) else None
 
 
 def mean_of(found: Sequence[Any]) -> Any:

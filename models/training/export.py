@@ -1,7 +1,7 @@
 """A fitted model as an artifact: one ONNX graph per tower and stage, and a manifest.
 
-Everything is written and checked in a temporary folder beside the target, which then takes the
-target's place in one rename: an artifact that is there is whole.
+Everything is written and checked in a temporary folder beside the target, which is then renamed to
+take the target's place: an artifact that is there is whole.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+
+from pydantic import ValidationError
 
 from hivlp.models.artifact import (
     EMBEDDING_NAME,
@@ -81,10 +83,15 @@ def _check_target(target: Path) -> None:
 
 
 def _put_in_place(made: Path, target: Path, before: Path) -> None:
-    """Take the target's place; what was there goes with the temporary folder."""
+    """Take the target's place; what was there goes with the temporary folder, or comes back."""
     if target.exists():
         target.rename(before)
-    made.rename(target)
+    try:
+        made.rename(target)
+    except BaseException:
+        if before.exists():
+            before.rename(target)
+        raise
 
 
 def _write(model: DualEncoder, folder: Path, note: ExportNote) -> None:
@@ -164,7 +171,7 @@ def gallery_space(model: DualEncoder) -> str:
         modality = exits.tower.modality
         last = len(exits.exits) - 1
         shaping = range(last + 1) if model.gallery == "per_exit" else (last,)
-        parts |= {f"{modality}/{n}": value for n, value in _tower_parts(exits).items()}
+        parts |= {f"{modality}/{n}": value for n, value in exits.tower.identity().items()}
         parts |= {
             f"{modality}/exit{exits.exits[i]}": weights_hash(exits.exit_heads[i]) for i in shaping
         }
@@ -182,16 +189,6 @@ def query_encoder(model: DualEncoder, space: str) -> str:
     return fingerprint(parts)
 
 
-def _tower_parts(exits: TowerExits) -> dict[str, str]:
-    tower = exits.tower
-    found = {path.name: file_record(path).sha256 for path in tower.sources}
-    return found | {
-        "family": tower.family,
-        "pooling": tower.pooling,
-        "preparation": tower.preparation.model_dump_json(),
-    }
-
-
 def weights_hash(head: ExitHead) -> str:
     """sha256 over a head's names, shapes and numbers."""
     digest = hashlib.sha256()
@@ -207,7 +204,13 @@ def read_sources(files: Sequence[Path]) -> tuple[SourceRecord, ...]:
     for file in files:
         try:
             listed = json.loads(file.read_text(encoding="utf-8"))
-            found += [SourceRecord.model_validate(each) for each in listed]
+            found.extend(SourceRecord.model_validate(each) for each in listed)
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(str(part) for part in first["loc"])
+            raise ExportError(
+                file, f"source {len(found)}, field {where!r}: {first['msg']}"
+            ) from error
         except (OSError, ValueError, TypeError) as error:
             raise ExportError(file, f"not a JSON list of sources: {error}") from error
     return tuple(found)

@@ -2,9 +2,9 @@
 
 A frozen tower says the same of the same input for ever, so what it says is kept under the hash of
 the tower and found again by the hash of the input: an interrupted run goes on where it stopped, and
-a corpus that grew costs only what is new. Chunks are safetensors files, written under another name
-first. The tower runs as the ONNX graph that will later be served, several times faster here than in
-torch.
+a corpus that grew costs only what is new. Chunks are safetensors files with a checksum, written
+under another name first. The tower runs as the ONNX graph that will later be served, several times
+faster here than in torch.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 from torch import Tensor, nn
 
-from hivlp.models.artifact import ImagePreparation, TextPreparation, file_record, fingerprint
+from hivlp.models.artifact import ImagePreparation, TextPreparation, fingerprint
 from hivlp.models.encoder import RgbImage
-from hivlp.models.errors import ImageError
+from hivlp.models.errors import ImageError, TextError
 from hivlp.models.levels import FloatArray
 from hivlp.models.network.tower import Tower, check_exits
 from hivlp.models.runtime.images import ImageLimits, decode_image
@@ -36,6 +36,7 @@ TEXT_BATCH, IMAGE_BATCH = 64, 16
 CHUNK_ITEMS = {"text": 4096, "image": 512}
 KEY_BYTES = 32
 _CHUNK = "*.safetensors"
+_CHECK = "check"
 Prepared = tuple[Sequence[int], Arrays]
 """Rows that could be prepared, and their input arrays."""
 
@@ -50,16 +51,8 @@ class TowerExit:
     @property
     def key(self) -> str:
         """Hash of everything that shapes a feature: checkpoint, preparation, exits."""
-        parts = {path.name: file_record(path).sha256 for path in self.tower.sources}
-        return fingerprint(
-            parts
-            | {
-                "family": self.tower.family,
-                "pooling": self.tower.pooling,
-                "preparation": self.tower.preparation.model_dump_json(),
-                "exits": str([(layer, self.tower.width(layer)) for layer in self.exits]),
-            }
-        )
+        exits = str([(layer, self.tower.width(layer)) for layer in self.exits])
+        return fingerprint(self.tower.identity() | {"exits": exits})
 
 
 class FeatureCache:
@@ -80,8 +73,10 @@ class FeatureCache:
         """Take in a chunk; one that was damaged is dropped and will be computed again."""
         try:
             arrays = load_file(path)
+            if arrays.pop(_CHECK).tobytes() != _check(arrays):
+                raise KeyError(_CHECK)
             keys, features = arrays.pop("keys"), [arrays[name] for name in sorted(arrays)]
-        except (OSError, KeyError, SafetensorError):
+        except (OSError, KeyError, ValueError, SafetensorError):
             path.unlink(missing_ok=True)
             return
         self._place(keys, features)
@@ -96,7 +91,8 @@ class FeatureCache:
         packed = np.frombuffer(b"".join(keys), dtype=np.uint8).reshape(-1, KEY_BYTES)
         name = hashlib.sha256(b"".join(keys)).hexdigest()[:32]
         part = self._folder / f"{name}.part"
-        save_file({"keys": packed} | {f"exit{i:02d}": f for i, f in enumerate(features)}, part)
+        arrays = {"keys": packed} | {f"exit{i:02d}": f for i, f in enumerate(features)}
+        save_file(arrays | {_CHECK: np.frombuffer(_check(arrays), dtype=np.uint8)}, part)
         part.replace(self._folder / f"{name}.safetensors")
         self._place(packed, features)
 
@@ -111,6 +107,15 @@ class FeatureCache:
                 rows[here] = self._chunks[chunk][i][places[here, 1]]
             found.append(rows)
         return found
+
+
+def _check(arrays: Arrays) -> bytes:
+    """sha256 over a chunk's names, kinds, shapes and numbers."""
+    digest = hashlib.sha256()
+    for name, rows in sorted(arrays.items()):
+        digest.update(f"{name}{rows.dtype}{rows.shape}".encode())
+        digest.update(np.ascontiguousarray(rows).data)
+    return digest.digest()
 
 
 class _AllExits(nn.Module):
@@ -152,18 +157,35 @@ class FeatureReader:
     folder: Path
     threads: int = 1
 
-    def texts(self, texts: Sequence[str]) -> list[FloatArray]:
-        """One (n, width) float32 per exit, in the texts' order."""
+    def texts(self, texts: Sequence[str]) -> tuple[list[FloatArray], dict[int, str]]:
+        """Features of the texts that can be read, in order, and of the others why not.
+
+        One (k, width) float32 per exit, k readable texts; the reasons by position in `texts`.
+        """
         keys = [hashlib.sha256(text.encode()).digest() for text in texts]
         spec = self.reading.tower.preparation
         assert isinstance(spec, TextPreparation)
         tokenizer = Tokenizer(self.reading.tower.sources[0].parent, spec)
 
+        broken: dict[int, str] = {}
+
+        def readable(row: int) -> bool:
+            try:
+                tokenizer.encode([texts[row]])
+            except TextError as error:
+                broken[row] = error.message
+                return False
+            return True
+
         def prepare(rows: Sequence[int]) -> Prepared:
-            return rows, tokenizer.encode([texts[row] for row in rows]).inputs
+            try:
+                return rows, tokenizer.encode([texts[row] for row in rows]).inputs
+            except TextError:
+                kept = [row for row in rows if readable(row)]
+            return kept, tokenizer.encode([texts[row] for row in kept]).inputs
 
         cache = self._cache(keys, prepare, [len(text) for text in texts], TEXT_BATCH)
-        return cache.get(keys)
+        return _found(cache, keys, broken)
 
     def pictures(
         self, paths: Sequence[Path], *, limits: ImageLimits
@@ -187,9 +209,7 @@ class FeatureReader:
             return list(decoded), {"pixel_values": preprocess(list(decoded.values()), spec)}
 
         cache = self._cache(keys, prepare, [0] * len(paths), IMAGE_BATCH)
-        reasons = {keys[row]: reason for row, reason in broken.items()}
-        why = {row: reasons[key] for row, key in enumerate(keys) if key in reasons}
-        return cache.get([key for key in keys if key in cache]), why
+        return _found(cache, keys, broken)
 
     def _cache(
         self,
@@ -218,7 +238,7 @@ class FeatureReader:
         batch: int,
     ) -> None:
         modality = self.reading.tower.modality
-        run = tower_runner(self.reading, threads=self.threads)
+        run: Callable[[Arrays], list[FloatArray]] | None = None
         with Progress(f"{modality} features", len(missing), modality) as progress:
             for rows in _chunks(missing, CHUNK_ITEMS[modality]):
                 # like lengths together: less padding, and so less work
@@ -228,12 +248,22 @@ class FeatureReader:
                 for some in _chunks(ordered, batch):
                     kept, arrays = prepare(some)
                     if kept:
+                        run = run or tower_runner(self.reading, threads=self.threads)
                         found.append(run(arrays))
                         done += kept
                     progress.step(len(some))
                 if done:
                     stacked = [np.concatenate(parts) for parts in zip(*found, strict=True)]
                     cache.add([keys[row] for row in done], stacked)
+
+
+def _found(
+    cache: FeatureCache, keys: Sequence[bytes], broken: dict[int, str]
+) -> tuple[list[FloatArray], dict[int, str]]:
+    """What the cache holds, in order, and for every other position the reason."""
+    reasons = {keys[row]: reason for row, reason in broken.items()}
+    why = {row: reasons[key] for row, key in enumerate(keys) if key in reasons}
+    return cache.get([key for key in keys if key in cache]), why
 
 
 def _chunks(rows: Sequence[int], size: int) -> Iterator[Sequence[int]]:

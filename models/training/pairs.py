@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ from hivlp.models.runtime.texts import MAX_TEXT_CHARS, clean_text
 METADATA = "metadata.jsonl"
 PICTURE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff")
 CAPTION_FIELDS = ("captions", "caption", "text")
+_NOT_IN_PATHS = re.compile("[\x00\ud800-\udfff]")
 
 
 class PairsError(TrainingError):
@@ -69,16 +71,16 @@ def _refuse_twins(folder: Path, pairs: Sequence[Pair]) -> None:
 
 
 def _from_metadata(folder: Path, group: str | None) -> Iterator[Pair]:
-    with (folder / METADATA).open(encoding="utf-8") as lines:
+    with (folder / METADATA).open("rb") as lines:
         for number, line in enumerate(lines, 1):
             if line.strip():
                 place = f"{folder / METADATA}:{number}"
                 yield _pair(_row(line, place), folder, group, place)
 
 
-def _row(line: str, place: str) -> Mapping[str, Any]:
+def _row(line: bytes, place: str) -> Mapping[str, Any]:
     try:
-        row = json.loads(line)
+        row = json.loads(line.decode("utf-8"))
     except ValueError as error:
         raise PairsError(place, f"not JSON: {error}") from error
     if not isinstance(row, dict):
@@ -88,7 +90,7 @@ def _row(line: str, place: str) -> Mapping[str, Any]:
 
 def _pair(row: Mapping[str, Any], folder: Path, group: str | None, place: str) -> Pair:
     name = row.get("file_name")
-    if not isinstance(name, str) or not name:
+    if not isinstance(name, str) or not name or _NOT_IN_PATHS.search(name):
         raise PairsError(place, "field 'file_name' must be the path of a picture")
     picture = folder / name
     if not picture.resolve().is_relative_to(folder.resolve()):
@@ -96,7 +98,7 @@ def _pair(row: Mapping[str, Any], folder: Path, group: str | None, place: str) -
     if not picture.is_file():
         raise PairsError(place, f"field 'file_name': no file {name!r}")
     captions = _captions(row, place)
-    if group is not None and group not in row:
+    if group is not None and row.get(group) is None:
         raise PairsError(place, f"field {group!r}, asked for as the group, is missing")
     same = "\n".join(captions) if group is None else str(row[group])
     return Pair(str(row.get("id", name)), picture, captions, same)

@@ -100,8 +100,8 @@ def _number(value: str, change: str) -> int | float:
         found = ast.literal_eval(value)
     except (ValueError, SyntaxError):
         found = None
-    if isinstance(found, bool) or not isinstance(found, (int, float)) or found < 0:
-        raise TrainingError(f"--set {change}: {value!r} is not a number of at least 0")
+    if isinstance(found, bool) or not isinstance(found, (int, float)):
+        raise TrainingError(f"--set {change}: {value!r} is not a number")
     return found
 
 
@@ -137,10 +137,14 @@ def _read_corpus(
         raise PairsError(str(given.pairs), "pictures of at least two different things are needed")
     captions = {(groups[pair.group], text): None for pair in good for text in pair.captions}
     own = np.array([group for group, _ in captions], dtype=np.int64)
-    features = FeatureReader(readings.text, cache, threads).texts(
-        [text for _, text in captions] + texts
-    )
+    said = [text for _, text in captions]
+    features, silent = FeatureReader(readings.text, cache, threads).texts(said + texts)
     count = len(captions)
+    for row, reason in silent.items():
+        if row < count:
+            raise PairsError(str(given.pairs), f"caption {said[row]!r}: {reason}")
+    if silent:
+        say(f"{len(silent)} of {len(texts)} texts say nothing to the tower and are left out")
     return Corpus(
         captions=[rows[:count] for rows in features],
         pictures=pictures,
@@ -198,7 +202,9 @@ def _cross_validate(
     report = cross_validate(corpus, settings, given.folds, folder)
     given.out.mkdir(parents=True, exist_ok=True)
     text = json.dumps({"settings": settings.as_dict(), **report}, indent=1) + "\n"
-    (given.out / REPORT).write_text(text, encoding="utf-8")
+    part = (given.out / REPORT).with_suffix(".part")
+    part.write_text(text, encoding="utf-8")
+    part.replace(given.out / REPORT)
     for line in summary(report["mean"]):
         say(line)
 

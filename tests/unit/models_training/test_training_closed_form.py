@@ -54,6 +54,11 @@ def test_a_feature_that_never_changes_is_no_trouble() -> None:
     rows[:, 0] = 7
     mean, basis = standard_directions(rows, 3)
     assert np.isfinite((rows - mean) @ basis).all()
+    for most in (3, 6):
+        mean, basis = standard_directions(rows, most)
+        unseen = rows[:1].copy()
+        unseen[0, 0] = 9  # where it changes after all, it must not drown the others
+        assert np.abs((unseen - mean) @ basis).max() < 10
 
 
 def test_ridge_solves_its_normal_equations() -> None:

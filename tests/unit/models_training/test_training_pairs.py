@@ -45,11 +45,14 @@ def test_one_caption_may_be_a_plain_text_and_is_cleaned(tmp_path: Path) -> None:
         ({"file_name": ...}, "field 'file_name' must be the path"),
         ({"file_name": "b.png"}, "field 'file_name': no file 'b.png'"),
         ({"file_name": "../b.png"}, "leaves the folder"),
+        ({"file_name": "b\0.png"}, "field 'file_name' must be the path"),
+        ({"file_name": "b\ud800.png"}, "field 'file_name' must be the path"),
         ({"captions": ...}, "no captions: one of the fields captions, caption, text"),
         ({"captions": [3]}, "field 'captions' must be a text or a list"),
         ({"captions": []}, "at least one caption"),
         ({"captions": [" "]}, "field 'captions': the text has nothing"),
         ({"concept": ...}, "field 'concept', asked for as the group, is missing"),
+        ({"concept": None}, "field 'concept', asked for as the group, is missing"),
     ],
 )
 def test_a_bad_row_names_its_line_and_field(
@@ -62,6 +65,9 @@ def test_a_bad_row_names_its_line_and_field(
 
 def test_a_line_that_is_no_json_is_named(tmp_path: Path) -> None:
     (tmp_path / "metadata.jsonl").write_text("{}\nnot json\n".replace("{}", ""))
+    with pytest.raises(PairsError, match=r"metadata\.jsonl:2: not JSON"):
+        read_pairs(tmp_path)
+    (tmp_path / "metadata.jsonl").write_bytes(b'\n{"file_name": "caf\xe9.png"}\n')
     with pytest.raises(PairsError, match=r"metadata\.jsonl:2: not JSON"):
         read_pairs(tmp_path)
 
