@@ -30,7 +30,6 @@ from hivlp.index.build.embeddings import EmbeddingCache
 from hivlp.index.build.encode import Encoded, encode_corpus, write_failures
 from hivlp.index.build.measure import StagedSide, measure
 from hivlp.index.build.model import Model
-from hivlp.index.build.progress import Progress
 from hivlp.index.build.queries import QuerySet, image_queries, text_queries
 from hivlp.index.errors import BuildError
 from hivlp.index.level_index import RowsType
@@ -48,6 +47,7 @@ from hivlp.index.snapshot.manifest import (
 from hivlp.index.snapshot.store import SnapshotStore, Staging, check_index_name
 from hivlp.models.artifact import file_record
 from hivlp.models.levels import Modality
+from hivlp.models.runtime.progress import Progress
 
 SEED = 20_240_229
 SAMPLED_ROWS = 5e8

@@ -21,13 +21,13 @@ from hivlp.index.build.corpus import Corpus
 from hivlp.index.build.embeddings import EmbeddingCache, content_key
 from hivlp.index.build.items import BadItem, Item
 from hivlp.index.build.model import Model
-from hivlp.index.build.progress import Progress
 from hivlp.index.errors import BuildError, CorpusError
 from hivlp.index.pictures import MAX_PICTURE_BYTES, read_picture
 from hivlp.models.encoder import EncoderBatch
 from hivlp.models.errors import ImageError, TextError
 from hivlp.models.levels import EarlyOutput
 from hivlp.models.runtime.images import ImageLimits, decode_image
+from hivlp.models.runtime.progress import Progress
 from hivlp.models.runtime.texts import MAX_TEXT_CHARS, clean_text
 
 Waiting = TypeVar("Waiting")

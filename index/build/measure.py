@@ -11,13 +11,13 @@ from hivlp.index.backends.rows import LevelRows
 from hivlp.index.build.assemble import BuiltSide
 from hivlp.index.build.beams import measure_beams
 from hivlp.index.build.directions import Direction
-from hivlp.index.build.progress import Progress
 from hivlp.index.build.queries import QuerySet
 from hivlp.index.build.widths import KS, exact_best, sweep
 from hivlp.index.level_index import LevelIndex
 from hivlp.index.snapshot import layout
 from hivlp.index.snapshot.manifest import WidthRecord
 from hivlp.models.levels import GalleryKind, LevelSpec, Modality
+from hivlp.models.runtime.progress import Progress
 
 
 class OpenSide(Protocol):
@@ -73,7 +73,7 @@ def measure(
     records: list[WidthRecord] = []
     notes: list[str] = []
     directions = [(searched, query) for searched in sides for query in layout.SIDES]
-    with Progress("measure widths", len(directions), quiet=quiet) as progress:
+    with Progress("measure widths", len(directions), "direction", quiet=quiet) as progress:
         for searched, query in directions:
             given = queries.get(query)
             if given is None:

@@ -23,9 +23,9 @@ from hivlp.models.network.dual_encoder import DualEncoder
 from hivlp.models.network.exits import TowerExits
 from hivlp.models.network.families import load_tower
 from hivlp.models.network.heads import ExitHead, HeadShape
+from hivlp.models.runtime.progress import say
 from hivlp.models.training.features import TowerExit
 from hivlp.models.training.fitting import FittedHeads, Heads
-from hivlp.models.training.progress import say
 from hivlp.models.training.settings import FitSettings
 
 WEIGHTS, DESCRIPTION = "heads.safetensors", "fit.json"

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from hivlp.models.levels import FloatArray
+from hivlp.models.runtime.progress import say
 from hivlp.models.training.fitting import Corpus, FittedHeads, fit_heads, level_vectors
 from hivlp.models.training.measures import (
     Rows,
@@ -27,7 +28,6 @@ from hivlp.models.training.measures import (
     unit,
     width_for,
 )
-from hivlp.models.training.progress import say
 from hivlp.models.training.settings import FitSettings
 
 MOST_QUERIES = 1000

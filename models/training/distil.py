@@ -19,8 +19,8 @@ from hivlp.models.levels import FloatArray
 from hivlp.models.network.heads import ExitHead, HeadShape
 from hivlp.models.objectives.hierarchical import nested_levels
 from hivlp.models.objectives.score_distillation import score_distillation_loss
+from hivlp.models.runtime.progress import Progress
 from hivlp.models.training.closed_form import ridge, standard_directions
-from hivlp.models.training.progress import Progress
 from hivlp.models.training.schedule import Deadline, Steps
 from hivlp.models.training.settings import DistilSettings
 

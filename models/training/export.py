@@ -35,9 +35,9 @@ from hivlp.models.errors import TrainingError
 from hivlp.models.network.dual_encoder import DualEncoder
 from hivlp.models.network.exits import TowerExits
 from hivlp.models.network.heads import ExitHead
+from hivlp.models.runtime.progress import Progress, say
 from hivlp.models.training.graphs import write_graph
 from hivlp.models.training.parity import check_parity
-from hivlp.models.training.progress import Progress, say
 from hivlp.models.training.stages import plan_stages
 
 PRECISION = "fp32"

@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
-import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,9 +28,9 @@ from hivlp.models.levels import FloatArray
 from hivlp.models.network.tower import Tower, check_exits
 from hivlp.models.runtime.images import ImageLimits, decode_image
 from hivlp.models.runtime.preprocess import preprocess
+from hivlp.models.runtime.progress import Progress, say
 from hivlp.models.runtime.texts import Tokenizer
 from hivlp.models.training.graphs import Arrays, GraphRunner, Ports, sample_inputs, write_graph
-from hivlp.models.training.progress import Progress, say
 
 TEXT_BATCH, IMAGE_BATCH = 64, 16
 CHUNK_ITEMS = {"text": 4096, "image": 512}
@@ -151,21 +149,6 @@ def tower_runner(reading: TowerExit, *, threads: int) -> Callable[[Arrays], list
     return run
 
 
-class _Lazily:
-    """A runner that is made when it is first needed, by whichever thread comes first."""
-
-    def __init__(self, make: Callable[[], Callable[[Arrays], list[FloatArray]]]) -> None:
-        self._make = make
-        self._lock = threading.Lock()
-        self._made: Callable[[Arrays], list[FloatArray]] | None = None
-
-    def __call__(self, arrays: Arrays) -> list[FloatArray]:
-        """Run on prepared inputs."""
-        with self._lock:
-            self._made = self._made or self._make()
-        return self._made(arrays)
-
-
 @dataclass(frozen=True, slots=True)
 class FeatureReader:
     """Reads features of texts or pictures, from the cache where they are there."""
@@ -255,26 +238,18 @@ class FeatureReader:
         batch: int,
     ) -> None:
         modality = self.reading.tower.modality
-        run = _Lazily(lambda: tower_runner(self.reading, threads=1))
-
-        def read(rows: Sequence[int]) -> tuple[Sequence[int], list[FloatArray]]:
-            kept, arrays = prepare(rows)
-            return kept, run(arrays) if kept else []
-
-        with (
-            ThreadPoolExecutor(self.threads) as pool,
-            Progress(f"{modality} features", len(missing), modality) as progress,
-        ):
+        run: Callable[[Arrays], list[FloatArray]] | None = None
+        with Progress(f"{modality} features", len(missing), modality) as progress:
             for rows in _chunks(missing, CHUNK_ITEMS[modality]):
                 # like lengths together: less padding, and so less work
                 ordered = sorted(rows, key=lambda row: lengths[row])
                 done: list[int] = []
                 found: list[list[FloatArray]] = []
-                batches = list(_chunks(ordered, batch))
-                # batches side by side, a thread each: small batches gain little from more threads
-                for some, (kept, features) in zip(batches, pool.map(read, batches), strict=True):
+                for some in _chunks(ordered, batch):
+                    kept, arrays = prepare(some)
                     if kept:
-                        found.append(features)
+                        run = run or tower_runner(self.reading, threads=self.threads)
+                        found.append(run(arrays))
                         done += kept
                     progress.step(len(some))
                 if done:

@@ -25,8 +25,8 @@ from hivlp.models.objectives.hierarchical import hierarchical_loss, nested_level
 from hivlp.models.objectives.retrieval import retrieval_loss
 from hivlp.models.objectives.same_thing import same_thing_loss
 from hivlp.models.objectives.temperature import Temperature
+from hivlp.models.runtime.progress import Progress
 from hivlp.models.training.closed_form import main_directions, ridge, standard_directions
-from hivlp.models.training.progress import Progress
 from hivlp.models.training.schedule import Deadline, Steps
 from hivlp.models.training.settings import FinestSettings
 

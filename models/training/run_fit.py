@@ -23,6 +23,7 @@ from hivlp.models.levels import Modality
 from hivlp.models.network.families import load_tower
 from hivlp.models.network.tower import check_exits
 from hivlp.models.runtime.images import ImageLimits
+from hivlp.models.runtime.progress import say
 from hivlp.models.training.checkpoint import (
     Fit,
     PhaseStore,
@@ -36,7 +37,6 @@ from hivlp.models.training.export import ExportNote, export_model, read_sources
 from hivlp.models.training.features import FeatureReader, TowerExit
 from hivlp.models.training.fitting import Corpus, fit_heads
 from hivlp.models.training.pairs import Pair, PairsError, read_pairs, read_texts
-from hivlp.models.training.progress import say
 from hivlp.models.training.settings import FitSettings, with_fields
 
 PHASES, FOLDS, REPORT = "phases", "folds", "crossval.json"

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch import Tensor, nn
 
-from hivlp.models.training.progress import say
+from hivlp.models.runtime.progress import say
 
 WARM_UP = 0.1
 

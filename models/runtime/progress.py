@@ -1,4 +1,4 @@
-"""Progress of a long step: a bar on a terminal that someone watches, else a line now and then."""
+"""Progress of long work: a bar where someone watches a terminal, else a line every few seconds."""
 
 from __future__ import annotations
 
@@ -17,15 +17,20 @@ def say(line: str) -> None:
 
 
 class Progress:
-    """Counts steps of one task: `with Progress("fitting", 300, "step") as progress: ...`."""
+    """Counts steps of one task to stderr: `with Progress("fitting", 300, "step") as progress: ...`.
 
-    def __init__(self, task: str, total: int, unit: str = "item") -> None:
-        self._task, self._total, self._unit = task, total, unit
+    `total` may be unknown; `quiet` says nothing at all.
+    """
+
+    def __init__(
+        self, task: str, total: int | None, unit: str = "item", *, quiet: bool = False
+    ) -> None:
+        self._task, self._total, self._unit, self._quiet = task, total, unit, quiet
         self._done = 0
         self._began = time.monotonic()
         self._next = self._began + EVERY_S
-        terminal = sys.stderr.isatty()
-        self._bar = tqdm(desc=task, total=total, unit=unit) if terminal and total else None
+        terminal = sys.stderr.isatty() and not quiet
+        self._bar = tqdm(desc=task, total=total, unit=unit) if terminal and total != 0 else None
 
     def __enter__(self) -> Progress:
         return self
@@ -38,9 +43,9 @@ class Progress:
     ) -> None:
         if self._bar is not None:
             self._bar.close()
-        elif kind is None and self._total:
+        elif kind is None and self._done:
             took = time.monotonic() - self._began
-            say(f"{self._task}: {self._done} {self._unit}s in {took:.0f} s")
+            self._say(f"{self._done} {self._unit}s in {took:.0f} s")
 
     def step(self, count: int = 1) -> None:
         """`count` more are done."""
@@ -49,4 +54,9 @@ class Progress:
             self._bar.update(count)
         elif time.monotonic() >= self._next:
             self._next = time.monotonic() + EVERY_S
-            say(f"{self._task}: {self._done} of {self._total} {self._unit}s")
+            total = "" if self._total is None else f" of {self._total}"
+            self._say(f"{self._done}{total} {self._unit}s")
+
+    def _say(self, line: str) -> None:
+        if not self._quiet:
+            say(f"{self._task}: {line}")

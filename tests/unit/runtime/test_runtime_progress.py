@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from hivlp.index.build import progress as progress_module
-from hivlp.index.build.progress import Progress
+from hivlp.models.runtime import progress as progress_module
+from hivlp.models.runtime.progress import Progress
 
 Capture = pytest.CaptureFixture[str]
 
@@ -22,18 +22,24 @@ def test_without_a_terminal_it_prints_plain_lines(
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.splitlines() == [
-        "encode: 1 of 3",
-        "encode: 2 of 3",
-        "encode: 3 of 3",
-        "encode: 3 of 3",
+        "encode: 1 of 3 items",
+        "encode: 2 of 3 items",
+        "encode: 3 of 3 items",
+        "encode: 3 items in 0 s",
     ]
 
 
 def test_it_says_little_when_it_is_quick(capsys: Capture) -> None:
-    with Progress("encode", None) as progress:
+    with Progress("encode", None, "text") as progress:
         for _ in range(50):
             progress.step(2)
-    assert capsys.readouterr().err == "encode: 100\n"
+    assert capsys.readouterr().err == "encode: 100 texts in 0 s\n"
+
+
+def test_nothing_done_is_nothing_said(capsys: Capture) -> None:
+    with Progress("encode", 0):
+        pass
+    assert capsys.readouterr().err == ""
 
 
 def test_on_a_terminal_it_is_a_bar(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
