@@ -20,6 +20,8 @@ MODEL_NAME = "demo"
 INDEX_NAME = "default"
 # MiniLM is 384 wide: a finest level of 768 numbers would be half zeros.
 DIMS = "128,300,384"
+# So that the whole chain stays within five minutes on two cores; more texts make level 1 better.
+MAX_TEXTS = "15000"
 # Raised when a step of ours makes another product from the same packages.
 RECIPE_VERSION = "1"
 
@@ -58,6 +60,7 @@ def demo_steps(home: Path) -> list[Step]:
         *("--text-tower", str(sources.text_tower())),
         *("--image-tower", str(sources.image_tower())),
         *("--dims", DIMS),
+        *("--max-texts", MAX_TEXTS),
         *("--out", str(fit)),
     ]
     credit = work / "sources.json"
