@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from hivlp.index.candidates import Candidates
+from hivlp.index.early_exit import ExitRule
 from hivlp.index.errors import PlanError
 from hivlp.index.level_index import LevelIndex, Method, SearchParams
 from hivlp.index.masks import RowMask
@@ -40,13 +41,25 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A named chain of stages, checked when made."""
+    """A named chain of stages, checked when made; `exits` says when it may stop early."""
 
     name: PlanName
     stages: tuple[Stage, ...]
+    exits: ExitRule | None = None
 
     def __post_init__(self) -> None:
         check_stages(self.stages)
+
+    @property
+    def keep(self) -> int:
+        """The number of rows returned."""
+        return self.stages[-1].keep
+
+    def stops(self, level: int, found: Candidates, before: Candidates | None) -> bool:
+        """Whether to answer with what `level` found for one query, leaving out what follows."""
+        if self.exits is None or len(found) < self.keep:
+            return False
+        return self.exits.sure(level, found, before)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +68,7 @@ class PlanRequest:
 
     `keeps` are explicit (level, keep) widths, coarse first; `max_level` caps the levels used;
     `need` is how many items must come back (k + offset); the searcher knows how many rows make
-    sure of them.
+    sure of them. `early_exit`: the cascade may stop where an earlier level is sure enough.
     """
 
     searched: Modality
@@ -64,6 +77,7 @@ class PlanRequest:
     name: Literal["auto", "cascade", "funnel", "exact"] = "auto"
     keeps: tuple[tuple[int, int], ...] = ()
     max_level: int | None = None
+    early_exit: bool = False
 
 
 def check_stages(stages: Sequence[Stage]) -> None:

@@ -88,6 +88,9 @@ def search(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--plan", choices=("auto", "cascade", "funnel", "exact"), default="auto", help="(auto)"
     )
+    parser.add_argument(
+        "--early-exit", action="store_true", help="stop at a level that is sure enough"
+    )
     parser.add_argument("--threads", type=positive, default=1, help="encoder threads (1)")
     given = parse(parser, arguments)
     if isinstance(given, int):

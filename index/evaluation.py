@@ -9,22 +9,29 @@ that is itself in the gallery never counts as its own answer, in neither.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from hivlp.index.backends.rows import query_blocks
+from hivlp.index.build.answers import item_groups
 from hivlp.index.build.model import Model
 from hivlp.index.build.queries import QuerySet, image_queries, text_queries
 from hivlp.index.build.widths import ROUNDING, ranks
 from hivlp.index.candidates import RowArray
 from hivlp.index.cascade import Plan, PlanName, PlanRequest
+from hivlp.index.evaluation_report import (
+    DirectionReport,
+    EarlyExitRecall,
+    EvaluationReport,
+    PlanRecall,
+    RetrievalRecall,
+)
 from hivlp.index.local_searcher import LocalSearcher
-from hivlp.index.plans import run_plan
+from hivlp.index.plans import run_early, run_plan
 from hivlp.index.snapshot.snapshot import Side, Snapshot
 from hivlp.models.levels import FloatArray, Modality
 
@@ -51,69 +58,6 @@ class EvaluationSettings:
 
     sample: int = 2_000
     group: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class RetrievalRecall:
-    """R@1, R@5, R@10: shares of queries, from 0 to 1."""
-
-    r1: float
-    r5: float
-    r10: float
-
-
-@dataclass(frozen=True, slots=True)
-class PlanRecall:
-    """A plan's retrieval recall, its ANN recall@10, and the widths it ran with."""
-
-    retrieval: RetrievalRecall
-    ann10: float
-    keeps: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class DirectionReport:
-    """One direction. `by_width`: ANN recall@10 of the first level by K1.
-
-    `width_needed`: for galleries of N sampled rows, the K1 that holds .99 of the exact top 10.
-    `left_out` counts queries that had no right row to find.
-    """
-
-    query: Modality
-    searched: Modality
-    queries: int
-    left_out: int
-    rows: int
-    levels: dict[int, RetrievalRecall]
-    plans: dict[PlanName, PlanRecall]
-    by_width: dict[int, float]
-    width_needed: dict[int, int]
-
-
-@dataclass(frozen=True, slots=True)
-class EvaluationReport:
-    """Everything measured on one version; `unread` pictures could not be read as queries."""
-
-    index: str
-    version: str
-    model: str
-    items: int
-    group: str | None
-    unread: int
-    directions: tuple[DirectionReport, ...]
-
-    def to_json(self) -> str:
-        """The report as indented JSON."""
-        return json.dumps(asdict(self), indent=2)
-
-    def to_text(self) -> str:
-        """The report as tables for a terminal."""
-        head = f"{self.index} {self.version}, model {self.model}, {self.items} items"
-        if self.unread:
-            head += f"; {self.unread} pictures could not be read and were no queries"
-        if self.group is not None:
-            head += f"; any item of the same {self.group!r} is right"
-        return "\n\n".join([head, *(_table(direction) for direction in self.directions)])
 
 
 def evaluate(snapshot: Snapshot, model: Model, settings: EvaluationSettings) -> EvaluationReport:
@@ -192,6 +136,9 @@ class _Tally:
     plan_ranks: dict[PlanName, list[float]]
     ann: dict[PlanName, list[float]]
     widths: dict[int, list[RowArray]]
+    early_ranks: list[float] = field(default_factory=list)
+    early_ann: list[float] = field(default_factory=list)
+    exits: list[int] = field(default_factory=list)
     counted: int = 0
     left_out: int = 0
 
@@ -218,6 +165,8 @@ class _Direction:
         self._plans: dict[PlanName, Plan] = {
             name: searcher.plan(PlanRequest(searched, query, need, name)) for name in PLANS
         }
+        early = searcher.plan(PlanRequest(searched, query, need, early_exit=True))
+        self._early = early if early.exits is not None else None
         rng = np.random.default_rng(SEED)
         self._galleries = {n: rng.permutation(self._side.size)[:n] for n in self._sizes()}
 
@@ -255,6 +204,13 @@ class _Direction:
             others = hits.rows[counted[hits.rows]]
             tally.plan_ranks[name].append(plan_rank(wanted, others, right))
             tally.ann[name].append(ann_recall(wanted, others, k))
+        if self._early is not None:
+            answer, level = run_early(self._searcher, self._searched, self._early, outputs)
+            others = answer.rows[counted[answer.rows]]
+            own = np.where(counted, scores[level], -np.inf).astype(np.float32)
+            tally.early_ranks.append(plan_rank(own, others, right))
+            tally.early_ann.append(ann_recall(wanted, others, k))
+            tally.exits.append(level)
 
     def _summary(self, tally: _Tally) -> DirectionReport:
         by_width, needed = _width_curves(tally.widths) if tally.counted else ({}, {})
@@ -277,6 +233,7 @@ class _Direction:
             plans=plans,
             by_width=by_width,
             width_needed=needed,
+            early=_early(tally, sorted(self._side.rows)) if tally.exits else None,
         )
 
     def _right(self, i: int) -> tuple[BoolArray, BoolArray]:
@@ -293,6 +250,12 @@ class _Direction:
         while sizes[-1] // 2 >= LEAST_GALLERY:
             sizes.append(sizes[-1] // 2)
         return sizes
+
+
+def _early(tally: _Tally, levels: Sequence[int]) -> EarlyExitRecall:
+    shares = {level: round(float(np.mean(np.array(tally.exits) == level)), 4) for level in levels}
+    ann = round(float(np.mean(tally.early_ann)), 4)
+    return EarlyExitRecall(_recall(tally.early_ranks), ann, shares)
 
 
 def _width_curves(
@@ -325,15 +288,8 @@ def _recall(ranks: Sequence[float]) -> RetrievalRecall:
 
 def _groups(snapshot: Snapshot, column: str | None) -> RowArray:
     """(items,) int64: items of one number are right for each other."""
-    count = snapshot.manifest.items
-    own = np.arange(count, dtype=np.int64)
-    if column is None:
-        return own
-    codes: dict[str, int] = {}
-    for ordinal, value in enumerate(snapshot.catalogue.column(column)):
-        if value is not None:  # an item without a group is a group of its own
-            own[ordinal] = codes.setdefault(repr(value), ordinal)
-    return own
+    values = None if column is None else snapshot.catalogue.column(column)
+    return item_groups(values, snapshot.manifest.items)
 
 
 def sample_queries(
@@ -369,30 +325,3 @@ def _encoded(
     images = snapshot.catalogue.images()
     refs = [images[ordinal] or "" for ordinal in ordinals]
     return image_queries(model, Path(snapshot.manifest.corpus.root), refs, ordinals)
-
-
-def _table(report: DirectionReport) -> str:
-    title = f"{report.query} to {report.searched}: {report.queries} queries, {report.rows} rows" + (
-        f", {report.left_out} queries without a right row left out" if report.left_out else ""
-    )
-    lines = [title, f"{'':<10}{'R@1':>8}{'R@5':>8}{'R@10':>8}{'ANN@10':>8}  keeps"]
-    lines += [f"level {n:<4}{_cells(found)}" for n, found in report.levels.items()]
-    lines += [
-        f"{name:<10}{_cells(found.retrieval)}{found.ann10:>8.3f}  {list(found.keeps)}"
-        for name, found in report.plans.items()
-    ]
-    lines.append("ANN recall@10 by K1   " + _pairs(report.by_width, "{:.3f}"))
-    lines.append("K1 for .99 by N       " + _pairs(report.width_needed, "{}"))
-    return "\n".join(lines)
-
-
-def _cells(found: RetrievalRecall) -> str:
-    return "".join(f"{value:>8.3f}" for value in (found.r1, found.r5, found.r10))
-
-
-def _pairs(found: Mapping[int, float], shape: str) -> str:
-    def parts() -> Iterator[str]:
-        for name, value in found.items():
-            yield f"{name}: {shape.format(value)}"
-
-    return "  ".join(parts())

@@ -25,6 +25,8 @@ class LocalSearcher:
         self.snapshot = snapshot
         self._widths = snapshot.manifest.width_table("scan")
         self._beams = snapshot.manifest.width_table("graph")
+        self._exits = snapshot.manifest.exit_rules()
+        self._auto = snapshot.manifest.served_plans()
         self._info = _info(snapshot)
 
     @property
@@ -42,6 +44,7 @@ class LocalSearcher:
         `masked`: the plan will run under a row mask, so its first stage is a scan.
         """
         side = self._side(request.searched)
+        direction = (request.searched, request.query)
         return make_plan(
             request,
             self._info.levels,
@@ -50,6 +53,9 @@ class LocalSearcher:
             gallery=self._info.gallery,
             rows_needed=side.rows_needed(request.need) if side and request.need > 0 else None,
             graphs=self._beams if side and side.graphs and not masked else None,
+            auto=self._auto.get(direction, "cascade"),
+            # Under a mask the scores mean something else: what was measured doesn't hold there.
+            exits=None if masked else self._exits.get(direction),
         )
 
     def step(

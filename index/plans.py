@@ -3,7 +3,7 @@
     cascade   scan level 1 with the first exit, re-score 2..L each with its own exit
     funnel    encode fully; scan level 1 with the finest query's prefix, re-score the finest level
     exact     scan the finest level
-    auto      cascade
+    auto      the one of the first two that was measured to answer sooner in this direction
 
 and, on an index of the graph family, for requests without a filter or widths of their own:
 
@@ -26,6 +26,7 @@ import numpy as np
 
 from hivlp.index.candidates import Candidates
 from hivlp.index.cascade import Plan, PlanName, PlanRequest, Stage
+from hivlp.index.early_exit import DEPTH, ExitRule
 from hivlp.index.errors import PlanError
 from hivlp.index.level_index import SearchParams
 from hivlp.index.searcher import Searcher
@@ -64,11 +65,15 @@ def make_plan(
     gallery: GalleryKind = "nested",
     rows_needed: int | None = None,
     graphs: WidthTable | None = None,
+    auto: PlanName = "cascade",
+    exits: ExitRule | None = None,
 ) -> Plan:
     """The plan for a request on a side of `rows` rows.
 
     `graphs` are the measured beams of a side that has graphs and may walk them (None: it has none,
     or a filter forbids it). Explicit widths and a cap on the level speak of scans: they get one.
+    `auto` is the plan of a request that names none and asks for nothing that only a cascade has.
+    `exits` is when a request that allows it may stop early; its plan keeps at least `DEPTH` rows.
     `rows_needed` is how many rows make sure that `request.need` items are among them (None: as many
     as items). Explicit widths replace the measured ones of their levels and are taken as meant, as
     long as they leave `need` rows. Raises PlanError naming the parameter and the limit.
@@ -76,18 +81,23 @@ def make_plan(
     if request.need < 1:
         raise PlanError("at least one result must be asked for", param="k", limit=1)
     finest = _finest_level(request, levels)
-    name: PlanName = "cascade" if request.name == "auto" else request.name
+    name = _name(request, auto)
     used = _levels_of(name, finest)
     explicit = _explicit_keeps(request, name, used, finest)
-    wanted = min(max(request.need, rows_needed or 0), max(rows, 1))
+    exits = exits if request.early_exit else None
+    wanted = max(request.need, rows_needed or 0, DEPTH if exits is not None else 0)
+    wanted = min(wanted, max(rows, 1))
     if graphs is not None and name != "exact" and not explicit and finest == len(levels):
         walked: PlanName = name if finest > 1 else "funnel"  # one level narrows nothing
         points = graphs.get((request.searched, request.query, walked), ())
-        return Plan(name, graph_stages(name, finest, points, wanted, max(rows, 1)))
+        # Entry rows that are an answer themselves, where stopping with them is allowed.
+        least = min(DEPTH, rows) if exits is None else wanted
+        stages = graph_stages(name, finest, points, wanted, max(rows, 1), least=least)
+        return Plan(name, stages, exits)
     points = widths.get((request.searched, request.query, name), ())
     measured = default_keeps(points, wanted, len(used) - 1)
     keeps = _merge(used, [*measured, wanted], explicit, max(rows, 1))
-    return Plan(name, _stages(name, used, keeps, finest, gallery))
+    return Plan(name, _stages(name, used, keeps, finest, gallery), exits)
 
 
 def default_keeps(points: Sequence[WidthPoint], k: int, narrowing: int) -> list[int]:
@@ -103,9 +113,18 @@ def default_keeps(points: Sequence[WidthPoint], k: int, narrowing: int) -> list[
 
 
 def graph_stages(
-    name: PlanName, finest: int, points: Sequence[WidthPoint], k: int, rows: int
+    name: PlanName,
+    finest: int,
+    points: Sequence[WidthPoint],
+    k: int,
+    rows: int,
+    *,
+    least: int = 1,
 ) -> tuple[Stage, ...]:
-    """The stages of a graph plan for `k` rows: beams and entry rows interpolated as widths are."""
+    """The stages of a graph plan for `k` rows: beams and entry rows interpolated as widths are.
+
+    There are at least `least` entry rows.
+    """
     entered = name == "cascade" and finest > 1
     count = 2 if entered else 1
     known = points or (UNMEASURED_GRAPH[count - 1],)
@@ -115,7 +134,8 @@ def graph_stages(
     last = Stage(finest, "graph", k, finest, SearchParams(ef=efs[-1]))
     if not entered:
         return (last,)
-    keep = min(_interpolate({point.k: point.keeps[0] for point in known}, k), rows)
+    keep = _interpolate({point.k: point.keeps[0] for point in known}, k)
+    keep = min(max(keep, least), rows)
     return (Stage(1, "graph", keep, 1, SearchParams(ef=max(efs[0], keep))), last)
 
 
@@ -126,6 +146,25 @@ def stage_query(stage: Stage, outputs: Mapping[int, FloatArray], dim: int) -> Fl
     """
     vectors = outputs[stage.query_level]
     return vectors if vectors.shape[1] == dim else nested_prefix(vectors, dim)
+
+
+def run_early(
+    searcher: Searcher, searched: Modality, plan: Plan, outputs: Mapping[int, FloatArray]
+) -> tuple[Candidates, int]:
+    """Run a plan for one fully encoded query, stopping where it may: what was found, and the level.
+
+    For measuring: a service stops its encoder too (`service/overlap.py`).
+    """
+    dims = {spec.level: spec.dim for spec in searcher.info.levels}
+    before: Candidates | None = None
+    for stage in plan.stages:
+        query = stage_query(stage, outputs, dims[stage.level])
+        given = None if before is None else [before]
+        (found,) = searcher.step(searched, stage, query, given)
+        if plan.stops(stage.level, found, before):
+            break
+        before = found
+    return found, stage.level
 
 
 def run_plan(
@@ -152,6 +191,20 @@ def _finest_level(request: PlanRequest, levels: Sequence[LevelSpec]) -> int:
             limit=count,
         )
     return request.max_level
+
+
+def _name(request: PlanRequest, auto: PlanName) -> PlanName:
+    """The plan's name. Raises PlanError for an early exit from anything but a cascade."""
+    if request.early_exit and request.name not in ("auto", "cascade"):
+        raise PlanError(
+            f"early_exit belongs to the cascade plan, not to {request.name}: a query that is "
+            "encoded fully first has nothing to save",
+            param="early_exit",
+        )
+    if request.name != "auto":
+        return request.name
+    cascades = request.early_exit or request.keeps or request.max_level is not None
+    return "cascade" if cascades else auto
 
 
 def _levels_of(name: PlanName, finest: int) -> tuple[int, ...]:

@@ -13,7 +13,7 @@ from hivlp.index.build.model import Model, query_outputs
 from hivlp.index.cascade import PlanRequest
 from hivlp.index.errors import BuildError
 from hivlp.index.local_searcher import LocalSearcher
-from hivlp.index.plans import run_plan
+from hivlp.index.plans import run_early
 from hivlp.index.searcher import FoundItem
 from hivlp.index.snapshot.store import SnapshotStore
 from hivlp.models.errors import ImageError
@@ -43,13 +43,16 @@ def print_search(given: argparse.Namespace, store: SnapshotStore, artifact: Path
     opened = time.perf_counter()
     outputs = _encode(model, given)
     encoded = time.perf_counter()
-    request = PlanRequest(given.modality, _query(given), given.k, given.plan)
+    request = PlanRequest(
+        given.modality, _query(given), given.k, given.plan, early_exit=given.early_exit
+    )
     plan = searcher.plan(request)
-    found = run_plan(searcher, given.modality, plan, outputs)[0]
+    found, level = run_early(searcher, given.modality, plan, outputs)
     hits = searcher.items(given.modality, found, given.k, 0)
     done = time.perf_counter()
     times = SearchTimes(1e3 * (opened - began), 1e3 * (encoded - opened), 1e3 * (done - encoded))
-    stages = " > ".join(f"{s.method} level {s.level} keep {s.keep}" for s in plan.stages)
+    run = [stage for stage in plan.stages if stage.level <= level]
+    stages = " > ".join(f"{s.method} level {s.level} keep {s.keep}" for s in run)
     print(table(hits, searcher.metadata([hit.id for hit in hits], None)))
     print(
         f"\n{len(hits)} of {searcher.info.items} items; encoded in {times.encode_ms:.1f} ms, "

@@ -12,7 +12,7 @@ and short searches would be over by then. With `ahead` None the same stages run 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
 from queue import SimpleQueue
@@ -36,7 +36,7 @@ class Found:
 
 def early_outputs(
     outputs: Iterator[EarlyOutput], wanted: int, ahead: Executor | None, timeline: Timeline
-) -> Iterator[EarlyOutput]:
+) -> Generator[EarlyOutput]:
     """The first `wanted` of `outputs`, each measured; computed in `ahead` where there is one."""
 
     def compute(level: int) -> EarlyOutput:
@@ -104,12 +104,15 @@ def run_plan(
     outputs: Iterator[EarlyOutput],
     timeline: Timeline,
 ) -> Found:
-    """Each stage as soon as the output that it queries with is there."""
+    """Each stage as soon as the output that it queries with is there, stopping where it may.
+
+    What the encoder has not begun by then never begins, once the caller closes `outputs`.
+    """
     reader = _Reader(searcher, outputs)
     found: Found | None = None
+    before: Candidates | None = None
     for stage in plan.stages:
         query = reader.query(stage)
-        before = found.candidates if found else None
         size = len(before) if before is not None else searcher.info.rows.get(searched, 0)
         with timeline.measure("search", stage.level, size) as span:
             previous = None if before is None else [before]
@@ -119,6 +122,9 @@ def run_plan(
         found.candidates, found.level = candidates, stage.level
         found.queries[stage.level] = query
         found.kept[stage.level] = candidates
+        if plan.stops(stage.level, candidates, before):
+            break
+        before = candidates
     assert found is not None, "a plan has at least one stage"
     return found
 

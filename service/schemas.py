@@ -85,7 +85,11 @@ class SearchOptions(_Strict):
         description="Widths, coarse first.",
     )
     max_level: int | None = Field(default=None, ge=1, description="Use no level beyond this one.")
-    early_exit: bool = Field(default=False, description="Not available yet.")
+    early_exit: bool = Field(
+        default=False,
+        description="Allow the cascade to answer with an earlier level where calibration found "
+        "that later ones would not answer better.",
+    )
     min_score: float | None = Field(default=None, description="Not available yet.")
     deadline_ms: float | None = Field(default=None, gt=0, description="Not available yet.")
 
@@ -154,7 +158,7 @@ def check_limits(options: SearchOptions, limits: Limits) -> None:
 
 
 def _check_available(options: SearchOptions) -> None:
-    for param in ("filter", "rerank", "rerank_k", "early_exit", "min_score", "deadline_ms"):
+    for param in ("filter", "rerank", "rerank_k", "min_score", "deadline_ms"):
         if getattr(options, param) != SearchOptions.model_fields[param].default:
             raise not_available(param, f"{param} is not available in this version")
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Generator, Iterator
 from concurrent.futures import Executor
+from contextlib import closing
 from typing import Any
 
 import numpy as np
@@ -12,7 +14,7 @@ import numpy as np
 from hivlp.index.cascade import Plan, PlanRequest
 from hivlp.index.errors import PlanError
 from hivlp.index.searcher import FoundItem, Searcher
-from hivlp.models.levels import Modality
+from hivlp.models.levels import EarlyOutput, Modality
 from hivlp.service.overlap import Found, early_outputs, levels_wanted, run_plan
 from hivlp.service.queries import Opened, Query, Setting
 from hivlp.service.schemas import SearchOptions
@@ -28,7 +30,8 @@ def find(
     outputs = opened.outputs
     if query.encodes:
         outputs = early_outputs(outputs, levels_wanted(plan), ahead, setting.timeline)
-    found = run_plan(setting.searcher, plan, options.modality, outputs, setting.timeline)
+    with closing(_closable(outputs)) as stream:  # an early exit leaves some of it unread
+        found = run_plan(setting.searcher, plan, options.modality, stream, setting.timeline)
     with setting.timeline.measure("metadata"):
         items = _items(options, setting.searcher, found, opened.exclude)
         hits = _hits(options, setting.searcher, found, items)
@@ -46,6 +49,11 @@ def find(
     }
 
 
+def _closable(outputs: Iterator[EarlyOutput]) -> Generator[EarlyOutput]:
+    """The outputs as a generator: closed, it closes what makes them."""
+    yield from outputs
+
+
 def _check_side(searcher: Searcher, searched: Modality) -> None:
     if not searcher.info.rows.get(searched, 0):
         message = f"index {searcher.info.index!r} holds no {searched}s to search"
@@ -53,6 +61,9 @@ def _check_side(searcher: Searcher, searched: Modality) -> None:
 
 
 def _plan(query: Query, options: SearchOptions, setting: Setting, opened: Opened) -> Plan:
+    if options.early_exit and not query.encodes:
+        message = f"early_exit: a search by {query.kind} encodes nothing, so nothing can be saved"
+        raise PlanError(message, param="early_exit")
     # Without an encoder there is nothing to hide a cascade behind.
     idle = options.plan == "auto" and not query.encodes and not options.cascade
     request = PlanRequest(
@@ -62,6 +73,7 @@ def _plan(query: Query, options: SearchOptions, setting: Setting, opened: Opened
         name="funnel" if idle else options.plan,
         keeps=tuple((width.level, width.keep) for width in options.cascade),
         max_level=options.max_level,
+        early_exit=options.early_exit,
     )
     plan = setting.searcher.plan(request)
     if query.kind == "vector" and setting.searcher.info.gallery == "per_exit":

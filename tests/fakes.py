@@ -20,7 +20,9 @@ from hivlp.index.snapshot import layout
 from hivlp.index.snapshot.manifest import (
     BuildRecord,
     CorpusRecord,
+    ExitRecord,
     LevelRecord,
+    PaceRecord,
     SideRecord,
     SnapshotManifest,
     WidthRecord,
@@ -126,6 +128,8 @@ def write_snapshot(
     dims: Sequence[int] = DIMS,
     materialise: bool = False,
     widths: Sequence[WidthRecord] = (),
+    exits: Sequence[ExitRecord] = (),
+    paces: Sequence[PaceRecord] = (),
     metadata: Sequence[dict[str, Any]] | None = None,
     activate: bool = True,
     family: Family = "scan",
@@ -195,6 +199,8 @@ def write_snapshot(
                 batch_size=1, max_failures=0.0, materialise=materialise, sample=0, target=0.99
             ),
             widths=tuple(widths),
+            exits=tuple(exits),
+            paces=tuple(paces),
             files={f.relative_to(staging.path).as_posix(): file_record(f) for f in files},
         )
         write_manifest(staging.path, manifest)

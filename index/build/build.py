@@ -17,6 +17,7 @@ import numpy as np
 
 from hivlp.index.backends.choose import faiss_version
 from hivlp.index.build import gate
+from hivlp.index.build.answers import item_groups
 from hivlp.index.build.assemble import (
     BuiltSide,
     write_catalogue,
@@ -28,9 +29,10 @@ from hivlp.index.build.choice import Wishes, choose, over_limits
 from hivlp.index.build.corpus import Corpus
 from hivlp.index.build.embeddings import EmbeddingCache
 from hivlp.index.build.encode import Encoded, encode_corpus, write_failures
-from hivlp.index.build.measure import StagedSide, measure
+from hivlp.index.build.measure import Measured, StagedSide, measure
 from hivlp.index.build.model import Model
 from hivlp.index.build.queries import QuerySet, image_queries, text_queries
+from hivlp.index.candidates import RowArray
 from hivlp.index.errors import BuildError
 from hivlp.index.level_index import RowsType
 from hivlp.index.snapshot import layout
@@ -41,7 +43,6 @@ from hivlp.index.snapshot.manifest import (
     OptionRecord,
     SideRecord,
     SnapshotManifest,
-    WidthRecord,
     write_manifest,
 )
 from hivlp.index.snapshot.store import SnapshotStore, Staging, check_index_name
@@ -95,7 +96,7 @@ class _Draft:
     queries: Mapping[Modality, QuerySet] = field(default_factory=dict)
     options: dict[Modality, tuple[OptionRecord, ...]] = field(default_factory=dict)
     graphs: dict[Modality, tuple[int, ...]] = field(default_factory=dict)
-    widths: list[WidthRecord] = field(default_factory=list)
+    measured: Measured = field(default_factory=Measured)
     gate: dict[str, float] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
@@ -137,15 +138,16 @@ def _build_index(
             _encode_queries(draft, corpus, model, settings)
             _choose(draft, model, settings)
             sides = _gate(draft, model)
-            draft.widths, notes = measure(
+            draft.measured = measure(
                 sides,
                 draft.queries,
                 model.levels,
                 model.gallery,
                 settings.target,
+                groups=_groups(draft, settings),
                 quiet=settings.quiet,
             )
-            draft.notes += notes
+            draft.notes += draft.measured.notes
             manifest = _manifest(draft, corpus, model, settings, version_of_faiss)
             write_manifest(staging.path, manifest)
             path = store.publish(staging, activate=settings.activate)
@@ -219,6 +221,13 @@ def _gate(draft: _Draft, model: Model) -> dict[Modality, StagedSide]:
         draft.gate[f"{side}_rows"] = float(built.size)
         draft.gate[f"{side}_self_retrieval_rows"] = tried
     return sides
+
+
+def _groups(draft: _Draft, settings: BuildSettings) -> RowArray:
+    """(items,): items of one number answer each other."""
+    group, items = settings.metadata_group, draft.encoded.items
+    values = None if group is None else [item.metadata.get(group) for item in items]
+    return item_groups(values, len(items))
 
 
 def _encode_queries(draft: _Draft, corpus: Corpus, model: Model, settings: BuildSettings) -> None:
@@ -295,7 +304,10 @@ def _manifest(
             target=settings.target,
         ),
         options=draft.options,
-        widths=tuple(draft.widths),
+        widths=tuple(draft.measured.widths),
+        exits=tuple(draft.measured.exits),
+        retrieval=tuple(draft.measured.retrieval),
+        paces=tuple(draft.measured.paces),
         gate=draft.gate,
         files={path.relative_to(folder).as_posix(): file_record(path) for path in files},
     )

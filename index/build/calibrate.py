@@ -10,29 +10,39 @@ measures what the published widths give now, on queries drawn anew.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
+from hivlp.index.build.answers import item_groups
 from hivlp.index.build.confidence import recall_lower
 from hivlp.index.build.directions import Direction
 from hivlp.index.build.measure import measure
 from hivlp.index.build.model import Model
 from hivlp.index.build.queries import QuerySet, text_queries
+from hivlp.index.build.tables import measured_tables
 from hivlp.index.build.widths import KS, PLANS, exact_best, itself, share_found
 from hivlp.index.cascade import PlanName, PlanRequest
 from hivlp.index.errors import BuildError
 from hivlp.index.evaluation import SEED, Sampled, sample_queries
 from hivlp.index.local_searcher import LocalSearcher
 from hivlp.index.plans import run_plan
-from hivlp.index.snapshot.manifest import MANIFEST_NAME, SnapshotManifest, write_manifest
+from hivlp.index.snapshot.manifest import (
+    FORMAT_VERSION,
+    MANIFEST_NAME,
+    DirectedRecord,
+    SnapshotManifest,
+    write_manifest,
+)
 from hivlp.index.snapshot.snapshot import Snapshot
 from hivlp.index.snapshot.store import SnapshotStore
 from hivlp.models.levels import Modality
 
+Measurement = TypeVar("Measurement", bound=DirectedRecord)
 LEAST_QUERIES = 20
 MOST_QUERIES = 100_000
 
@@ -60,8 +70,8 @@ class CalibrationReport:
     notes: tuple[str, ...]
 
     def to_text(self) -> str:
-        """A table of all that was measured, and the notes."""
-        return "\n".join([recall_table(self.manifest), *self.notes])
+        """Tables of all that was measured, and the notes."""
+        return "\n".join([*measured_tables(self.manifest), *self.notes])
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,12 +122,21 @@ def _calibrate(
     old = snapshot.manifest
     model.check_fits(old.gallery_space)
     queries = _queries(snapshot, model, settings)
-    widths, notes = measure(
-        snapshot.sides, queries, old.specs, old.gallery, settings.target, quiet=settings.quiet
+    group = old.build.metadata_group
+    values = None if group is None else snapshot.catalogue.column(group)
+    measured = measure(
+        snapshot.sides,
+        queries,
+        old.specs,
+        old.gallery,
+        settings.target,
+        groups=item_groups(values, old.items),
+        quiet=settings.quiet,
     )
-    if not widths:
+    if not measured.widths:
         raise BuildError(f"index {name!r}: no queries to calibrate with")
-    replaced = {(r.searched, r.query) for r in widths}
+    notes = measured.notes
+    replaced = {(r.searched, r.query) for r in measured.widths}
     kept = [r for r in old.widths if (r.searched, r.query) not in replaced]
     if model.query_encoder != old.query_encoder:
         left = sorted({f"{r.query} to {r.searched}" for r in kept})
@@ -127,20 +146,33 @@ def _calibrate(
         build = old.build.model_copy(update={"target": settings.target})
         manifest = old.model_copy(
             update={
-                "format_version": 2,
+                "format_version": FORMAT_VERSION,
                 "version": staging.version,
                 "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
                 "query_encoder": model.query_encoder,
                 "model": model.name,
                 "artifact": str(model.path),
                 "build": build,
-                "widths": (*kept, *widths),
+                "widths": (*kept, *measured.widths),
+                "exits": _renewed(old.exits, measured.exits, replaced),
+                "retrieval": _renewed(old.retrieval, measured.retrieval, replaced),
+                "paces": _renewed(old.paces, measured.paces, replaced),
                 "calibrated_from": old.version,
             }
         )
         write_manifest(staging.path, manifest)
         path = store.publish(staging, activate=settings.activate)
     return CalibrationReport(store.manifest(name, staging.version), path, tuple(notes))
+
+
+def _renewed(
+    old: Sequence[Measurement],
+    new: Sequence[Measurement],
+    replaced: Collection[tuple[Modality, Modality]],
+) -> tuple[Measurement, ...]:
+    """New records, and the old ones of directions that were not measured again."""
+    kept = [record for record in old if (record.searched, record.query) not in replaced]
+    return (*kept, *new)
 
 
 def check_recall(
@@ -188,23 +220,6 @@ def _recall_now(
     return found
 
 
-def recall_table(manifest: SnapshotManifest) -> str:
-    """What was measured for every direction, family, plan and k."""
-    lines = [
-        f"{'direction':<16}{'family':<7}{'plan':<9}{'k':>4}  {'keeps':<14}{'ef':<11}"
-        f"{'chosen on':>10}{'held out':>10}{'at least':>10}"
-    ]
-    for r in manifest.widths:
-        lower = "-" if r.recall_lower is None else f"{r.recall_lower:.4f}"
-        keeps, efs = (" ".join(str(n) for n in some) or "-" for some in (r.keeps, r.efs))
-        lines.append(
-            f"{f'{r.query} to {r.searched}':<16}{r.family:<7}{r.plan:<9}{r.k:>4}  {keeps:<14}"
-            f"{efs:<11}{r.recall_chosen_on:>10.4f}{r.recall_held_out:>10.4f}{lower:>10}"
-            + ("" if r.reached else f"  under {r.target:g}")
-        )
-    return "\n".join(lines)
-
-
 def read_queries(path: Path) -> list[str]:
     """Text queries of a UTF-8 file, one a line, empty lines left out. Raises BuildError."""
     try:
@@ -232,7 +247,7 @@ def _queries(
     given = text_queries(model, texts, [codes[text] for text in texts])
     if given is None:
         raise BuildError(f"the model {model.name!r} has no text tower")
-    return {"text": given}
+    return {"text": replace(given, from_corpus=False)}
 
 
 def _distinct(snapshot: Snapshot, query: Modality, sampled: Sampled) -> QuerySet:
@@ -242,7 +257,7 @@ def _distinct(snapshot: Snapshot, query: Modality, sampled: Sampled) -> QuerySet
     first = np.sort(np.unique(vectors, axis=0, return_index=True)[1])
     queries = sampled.queries
     outputs = {level: found[first] for level, found in queries.outputs.items()}
-    return QuerySet(outputs, queries.ordinals[first], queries.skipped)
+    return replace(queries, outputs=outputs, ordinals=queries.ordinals[first])
 
 
 def _promised(

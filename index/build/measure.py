@@ -1,21 +1,35 @@
-"""Widths and beams of every direction of an index, from queries encoded through every exit."""
+"""All that is measured of an index's directions, from queries encoded through every exit."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
 from hivlp.index.backends.choose import open_graph, open_level
 from hivlp.index.backends.rows import LevelRows
+from hivlp.index.build.answers import answers_for
 from hivlp.index.build.assemble import BuiltSide
 from hivlp.index.build.beams import measure_beams
 from hivlp.index.build.directions import Direction
+from hivlp.index.build.exits import measure_exits
 from hivlp.index.build.queries import QuerySet
-from hivlp.index.build.widths import KS, exact_best, sweep
+from hivlp.index.build.retrieval import measure_pace, measure_retrieval
+from hivlp.index.build.widths import KS, PLANS, exact_best, sweep
+from hivlp.index.candidates import RowArray
+from hivlp.index.cascade import Plan, PlanName, PlanRequest
+from hivlp.index.early_exit import DEPTH
 from hivlp.index.level_index import LevelIndex
+from hivlp.index.plans import make_plan
 from hivlp.index.snapshot import layout
-from hivlp.index.snapshot.manifest import WidthRecord
+from hivlp.index.snapshot.manifest import (
+    ExitRecord,
+    PaceRecord,
+    RetrievalRecord,
+    WidthRecord,
+    width_table,
+)
 from hivlp.models.levels import GalleryKind, LevelSpec, Modality
 from hivlp.models.runtime.progress import Progress
 
@@ -35,12 +49,17 @@ class OpenSide(Protocol):
     def graphs(self) -> Mapping[int, LevelIndex]:
         """What graph stages walk, by level."""
 
+    @property
+    def row_items(self) -> RowArray:
+        """The item of each row, (N,) int64."""
+
 
 class StagedSide:
     """A side whose files were written but not published yet, opened."""
 
     def __init__(self, folder: Path, built: BuiltSide, gallery: GalleryKind) -> None:
         self.rows = built.rows
+        self.row_items = built.row_items
         self._codes: set[int] = set()
         self.levels: dict[int, LevelIndex] = {}
         self.graphs: dict[int, LevelIndex] = {}
@@ -60,6 +79,17 @@ class StagedSide:
         return level in self._codes
 
 
+@dataclass(slots=True)
+class Measured:
+    """Records of every direction that there are queries for, and notes of what could not be had."""
+
+    widths: list[WidthRecord] = field(default_factory=list)
+    exits: list[ExitRecord] = field(default_factory=list)
+    retrieval: list[RetrievalRecord] = field(default_factory=list)
+    paces: list[PaceRecord] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
 def measure(
     sides: Mapping[Modality, OpenSide],
     queries: Mapping[Modality, QuerySet],
@@ -67,40 +97,101 @@ def measure(
     gallery: GalleryKind,
     target: float,
     *,
+    groups: RowArray,
     quiet: bool,
-) -> tuple[list[WidthRecord], list[str]]:
-    """Records of every direction that there are queries for, and notes of what could not be had."""
-    records: list[WidthRecord] = []
-    notes: list[str] = []
+) -> Measured:
+    """Widths, early exits, R@K and the plan of `auto`, of every direction there are queries for.
+
+    `groups` (items,): items of one number answer each other.
+    """
+    measured = Measured()
     directions = [(searched, query) for searched in sides for query in layout.SIDES]
     with Progress("measure widths", len(directions), "direction", quiet=quiet) as progress:
         for searched, query in directions:
             given = queries.get(query)
             if given is None:
-                notes.append(f"no {query} queries to measure {query} to {searched} with")
+                note = f"no {query} queries to measure {query} to {searched} with"
+                measured.notes.append(note)
             else:
                 side = sides[searched]
-                direction = Direction(
-                    searched, query, given.outputs, side.rows, given.held_out, side.levels
-                )
-                records += measure_direction(direction, side.graphs, specs, gallery, target)
+                direction = direction_of(side, searched, query, given, groups)
+                _measure_direction(measured, direction, side.graphs, specs, gallery, target)
             progress.step()
-    return records, notes + shortfalls(records)
+    measured.notes += shortfalls(measured.widths)
+    return measured
 
 
-def measure_direction(
+def direction_of(
+    side: OpenSide, searched: Modality, query: Modality, given: QuerySet, groups: RowArray
+) -> Direction:
+    """Some queries against an opened side, with the answers that the corpus knows."""
+    answers = None
+    if given.from_corpus:
+        same = query == searched
+        answers = answers_for(given.ordinals, side.row_items, groups, same_side=same)
+    return Direction(
+        searched,
+        query,
+        given.outputs,
+        side.rows,
+        given.held_out,
+        levels=side.levels,
+        items=given.ordinals,
+        answers=answers,
+        encode_ms=given.encode_ms,
+    )
+
+
+def _measure_direction(
+    measured: Measured,
     direction: Direction,
     graphs: Mapping[int, LevelIndex],
     specs: Sequence[LevelSpec],
     gallery: GalleryKind,
     target: float,
-) -> list[WidthRecord]:
-    """Widths of the scan, and beams where the side has graphs; none where a half is empty."""
-    records = sweep(direction, specs, gallery, target)
+) -> None:
+    """Widths of the scan, beams where the side has graphs, and what both lead to.
+
+    Nothing where a half is empty or there is but one level.
+    """
+    widths = sweep(direction, specs, gallery, target)
+    best = exact_best(direction, specs[-1].level, min(max(KS), direction.size))
     if graphs and direction.halved:
-        best = exact_best(direction, specs[-1].level, min(max(KS), direction.size))
-        records += measure_beams(direction, graphs, best, KS, target)
-    return records
+        widths += measure_beams(direction, graphs, best, KS, target)
+    if not widths:
+        return
+    measured.widths += widths
+    plans = _plans(direction, graphs, specs, gallery, widths)
+    exits = measure_exits(direction, plans["cascade"], graphs, best)
+    pace = measure_pace(direction, plans, graphs)
+    measured.exits += [exits] if exits is not None else []
+    measured.paces += [pace] if pace is not None else []
+    measured.retrieval += measure_retrieval(direction, plans, graphs, best)
+
+
+def _plans(
+    direction: Direction,
+    graphs: Mapping[int, LevelIndex],
+    specs: Sequence[LevelSpec],
+    gallery: GalleryKind,
+    widths: Sequence[WidthRecord],
+) -> dict[PlanName, Plan]:
+    """The plans of the family that serves, at the widths just measured, `DEPTH` rows deep.
+
+    One row more where each query is itself in the gallery.
+    """
+    need = min(DEPTH + (direction.query == direction.searched), direction.size)
+    return {
+        name: make_plan(
+            PlanRequest(direction.searched, direction.query, need, name),
+            specs,
+            width_table(widths, "scan"),
+            direction.size,
+            gallery=gallery,
+            graphs=width_table(widths, "graph") if graphs else None,
+        )
+        for name in PLANS
+    }
 
 
 def shortfalls(records: Sequence[WidthRecord]) -> list[str]:

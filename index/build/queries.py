@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 
 import numpy as np
 import numpy.typing as npt
@@ -14,24 +16,29 @@ from hivlp.index.build.model import Model, query_outputs
 from hivlp.index.candidates import RowArray
 from hivlp.index.errors import CorpusError
 from hivlp.index.pictures import read_picture
-from hivlp.models.encoder import Encoder, RgbImage
+from hivlp.models.encoder import Encoder, EncoderBatch, RgbImage
 from hivlp.models.errors import ImageError
 from hivlp.models.levels import FloatArray
 from hivlp.models.runtime.images import decode_image
 
 BATCH = 16
+TIMED = 12
+"""Queries that are encoded one by one to time the encoder's stages."""
 
 
 @dataclass(frozen=True, slots=True)
 class QuerySet:
     """Encoded queries: `outputs` by level, (n, dim) float32; `ordinals` (n,) say whose they are.
 
-    `skipped` counts pictures that can no longer be read.
+    `skipped` counts pictures that can no longer be read; `from_corpus`: `ordinals` are items of the
+    corpus; `encode_ms` is how long each stage of the encoder takes for one query alone.
     """
 
     outputs: Mapping[int, FloatArray]
     ordinals: RowArray
     skipped: int = 0
+    from_corpus: bool = True
+    encode_ms: tuple[float, ...] = ()
 
     def __len__(self) -> int:
         return len(self.ordinals)
@@ -52,7 +59,8 @@ def text_queries(model: Model, texts: Sequence[str], ordinals: Sequence[int]) ->
         query_outputs(model.text, model.text.prepare(texts[start : start + BATCH]))
         for start in range(0, len(texts), BATCH)
     ]
-    return QuerySet(_joined(parts), np.array(ordinals, dtype=np.int64))
+    pace = encode_ms(model.text, [model.text.prepare([text]) for text in texts[:TIMED]])
+    return QuerySet(_joined(parts), np.array(ordinals, dtype=np.int64), encode_ms=pace)
 
 
 def image_queries(
@@ -63,15 +71,34 @@ def image_queries(
         return None
     parts: list[dict[int, FloatArray]] = []
     kept: list[int] = []
+    alone: list[EncoderBatch] = []
     for start in range(0, len(refs), BATCH):
         pictures = [_picture(root, ref) for ref in refs[start : start + BATCH]]
         readable = [i for i, picture in enumerate(pictures) if picture is not None]
         kept += [ordinals[start + i] for i in readable]
         if readable:
-            parts.append(_encoded(model.image, [p for p in pictures if p is not None]))
+            found = [p for p in pictures if p is not None]
+            parts.append(_encoded(model.image, found))
+            alone += [model.image.prepare([p]) for p in found[: TIMED - len(alone)]]
     if not parts:
         return None
-    return QuerySet(_joined(parts), np.array(kept, dtype=np.int64), len(refs) - len(kept))
+    pace = encode_ms(model.image, alone)
+    skipped = len(refs) - len(kept)
+    return QuerySet(_joined(parts), np.array(kept, dtype=np.int64), skipped, encode_ms=pace)
+
+
+def encode_ms(
+    encoder: Encoder[str] | Encoder[RgbImage], alone: Sequence[EncoderBatch]
+) -> tuple[float, ...]:
+    """Median milliseconds of each stage of an encoder, over batches of one query."""
+    spent: list[list[float]] = [[] for _ in encoder.levels]
+    for batch in alone:
+        began = time.perf_counter()
+        for times, _ in zip(spent, encoder.encode(batch), strict=True):
+            ended = time.perf_counter()
+            times.append(1e3 * (ended - began))
+            began = ended
+    return tuple(round(median(times), 4) for times in spent)
 
 
 def _encoded(encoder: Encoder[RgbImage], pictures: Sequence[RgbImage]) -> dict[int, FloatArray]:

@@ -6,19 +6,21 @@ changed byte anywhere in the manifest is found like one in any other file.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hivlp.index.cascade import PlanName
+from hivlp.index.early_exit import ExitRule, Gate
 from hivlp.index.errors import SnapshotCorrupt
 from hivlp.index.level_index import Codec, Family, RowsType
 from hivlp.index.plans import WidthKey, WidthPoint
 from hivlp.models.artifact import UNSEALED, FileRecord, broken_seal, sealed_json
 from hivlp.models.levels import GalleryKind, LevelSpec, Modality
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 MANIFEST_NAME = "manifest.json"
 
 
@@ -50,7 +52,14 @@ class SideRecord(_Part):
     graph_levels: tuple[int, ...] = ()
 
 
-class WidthRecord(_Part):
+class DirectedRecord(_Part):
+    """Something measured of one direction."""
+
+    searched: Modality
+    query: Modality
+
+
+class WidthRecord(DirectedRecord):
     """Measured widths of one direction, plan, family and k.
 
     Chosen as the smallest at which one half of the query sample reaches `target`; the two recalls
@@ -59,8 +68,6 @@ class WidthRecord(_Part):
     beams, `efs`, one a stage. `reached` is whether the held-out half reached the target.
     """
 
-    searched: Modality
-    query: Modality
     plan: PlanName
     k: int = Field(ge=1)
     keeps: tuple[int, ...]
@@ -76,6 +83,82 @@ class WidthRecord(_Part):
     def reached(self) -> bool:
         """Whether queries it was not chosen on reached the target."""
         return self.recall_held_out >= self.target
+
+
+class GateRecord(_Part):
+    """How sure a level is: a logistic model over the signals of `early_exit.py`, in their order."""
+
+    level: int = Field(ge=1)
+    weights: tuple[float, ...]
+    bias: float
+
+
+class ExitTrial(_Part):
+    """One set of signals, tried on queries that neither gates nor threshold had seen.
+
+    `shares` of queries that stop by level; `saved`: share of the encoder's time; `recalls`: R@1,
+    R@10 (None without right answers) and ANN recall@10 of the answers then given.
+    """
+
+    signal: str
+    shares: dict[int, float]
+    saved: float
+    recalls: dict[str, float | None]
+
+
+class ExitRecord(DirectedRecord):
+    """When the cascade of one direction may stop early. Since format 3.
+
+    `loss`: what is kept under `most_lost`, R@1 and R@10 of right answers or ANN recall@10;
+    `threshold` None: stopping is never safe; `full`: recalls of the whole cascade, beside which
+    those of `tried` are to be read.
+    """
+
+    signal: str
+    loss: Literal["retrieval", "ann"]
+    most_lost: float
+    threshold: float | None
+    gates: tuple[GateRecord, ...]
+    queries: int = Field(ge=1)
+    full: dict[str, float | None]
+    tried: tuple[ExitTrial, ...]
+
+    @property
+    def taken(self) -> ExitTrial:
+        """What was measured for the signals that are used."""
+        return next(trial for trial in self.tried if trial.signal == self.signal)
+
+    @property
+    def rule(self) -> ExitRule | None:
+        """The rule, or None where stopping is never safe."""
+        if self.threshold is None:
+            return None
+        gates = {record.level: Gate(record.weights, record.bias) for record in self.gates}
+        return ExitRule(self.threshold, gates)
+
+
+class RetrievalRecord(DirectedRecord):
+    """R@K, by K, of held-out queries that have right answers, by exact search or a plan.
+
+    Since format 3. Plans are those of the family that serves, at their widths for k = 10.
+    """
+
+    plan: PlanName
+    queries: int = Field(ge=1)
+    recalls: dict[int, float]
+
+
+class PaceRecord(DirectedRecord):
+    """Milliseconds of one query, encoder included, by either plan. Since format 3.
+
+    Computed from medians of the stages measured one by one, the encoder running ahead of the
+    search; `plan` is what `auto` takes.
+    """
+
+    plan: PlanName
+    encode_ms: tuple[float, ...]
+    cascade_ms: float
+    funnel_ms: float
 
 
 class OptionRecord(_Part):
@@ -124,7 +207,7 @@ class SnapshotManifest(_Part):
     Format 1 is read too: it holds no codes but flat ones, no graphs and no fp16 rows.
     """
 
-    format_version: Literal[1, 2] = 2
+    format_version: Literal[1, 2, 3] = 3
     seal: str = Field(default=UNSEALED, pattern=r"^[0-9a-f]{64}$")
     index: str
     version: str
@@ -144,6 +227,9 @@ class SnapshotManifest(_Part):
     options: dict[Modality, tuple[OptionRecord, ...]] = {}
     calibrated_from: str | None = None
     widths: tuple[WidthRecord, ...] = ()
+    exits: tuple[ExitRecord, ...] = ()
+    retrieval: tuple[RetrievalRecord, ...] = ()
+    paces: tuple[PaceRecord, ...] = ()
     gate: dict[str, float] = {}
     files: dict[str, FileRecord]
 
@@ -154,13 +240,29 @@ class SnapshotManifest(_Part):
 
     def width_table(self, family: Family = "scan") -> dict[WidthKey, tuple[WidthPoint, ...]]:
         """Measured widths of a family by (searched, query, plan), ascending in k."""
-        table: dict[WidthKey, tuple[WidthPoint, ...]] = {}
-        for record in sorted(self.widths, key=lambda record: record.k):
-            if record.family == family:
-                key = (record.searched, record.query, record.plan)
-                point = WidthPoint(record.k, record.keeps, record.efs)
-                table[key] = (*table.get(key, ()), point)
-        return table
+        return width_table(self.widths, family)
+
+    def served_plans(self) -> dict[tuple[Modality, Modality], PlanName]:
+        """What `auto` takes, by (searched, query)."""
+        return {(record.searched, record.query): record.plan for record in self.paces}
+
+    def exit_rules(self) -> dict[tuple[Modality, Modality], ExitRule]:
+        """When the cascade may stop early, by (searched, query)."""
+        rules = {(record.searched, record.query): record.rule for record in self.exits}
+        return {key: rule for key, rule in rules.items() if rule is not None}
+
+
+def width_table(
+    records: Iterable[WidthRecord], family: Family
+) -> dict[WidthKey, tuple[WidthPoint, ...]]:
+    """Measured widths of a family by (searched, query, plan), ascending in k."""
+    table: dict[WidthKey, tuple[WidthPoint, ...]] = {}
+    for record in sorted(records, key=lambda record: record.k):
+        if record.family == family:
+            key = (record.searched, record.query, record.plan)
+            point = WidthPoint(record.k, record.keeps, record.efs)
+            table[key] = (*table.get(key, ()), point)
+    return table
 
 
 def write_manifest(folder: Path, manifest: SnapshotManifest) -> None:

@@ -13,11 +13,11 @@ from hivlp.index.build.calibrate import (
     calibrate,
     check_recall,
     read_queries,
-    recall_table,
 )
 from hivlp.index.build.choice import Wishes
 from hivlp.index.build.corpus import open_corpus
 from hivlp.index.build.model import Model
+from hivlp.index.build.tables import recall_table
 from hivlp.index.errors import BuildError
 from hivlp.index.snapshot.manifest import SnapshotManifest, write_manifest
 from hivlp.index.snapshot.store import SnapshotStore

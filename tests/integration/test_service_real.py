@@ -11,7 +11,9 @@ from typing import Any
 import httpx
 import pytest
 
+from hivlp.index.early_exit import SIGNALS
 from hivlp.index.errors import SnapshotCorrupt
+from hivlp.index.snapshot.manifest import ExitRecord, ExitTrial, GateRecord, write_manifest
 from hivlp.index.snapshot.store import SnapshotStore
 from hivlp.models.errors import ArtifactError, SpaceMismatch
 from hivlp.service.answers import InfoAnswer, SearchAnswer
@@ -197,3 +199,58 @@ def test_an_empty_home_says_how_to_fill_it(tmp_path: Path, home: Path) -> None:
         names_to_serve(Settings(home=tmp_path))
     with pytest.raises(NothingToServe, match="'shoes'"):
         names_to_serve(Settings(home=home, indexes=("shoes",)))
+
+
+@pytest.fixture(scope="module")
+def hasty(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> Iterator[httpx.Client]:
+    """An index whose calibration says: level 1 is always sure of what a text finds."""
+    home = make_home(tmp_path_factory.mktemp("hasty"), corpus)
+    store = SnapshotStore(home)
+    manifest = store.manifest("default")
+    recalls = {"r1": 1.0, "r10": 1.0, "ann10": 1.0}
+    exits = ExitRecord(
+        searched="image",
+        query="text",
+        signal="margin",
+        loss="retrieval",
+        most_lost=0.005,
+        threshold=0.5,
+        gates=(GateRecord(level=1, weights=(0.0,) * len(SIGNALS), bias=9.0),),
+        queries=200,
+        full=recalls,
+        tried=(ExitTrial(signal="margin", shares={1: 1.0}, saved=0.6, recalls=recalls),),
+    )
+    changed = manifest.model_copy(update={"exits": (exits,), "paces": ()})
+    write_manifest(store.path("default", manifest.version), changed)
+    with serving(create_app(Settings(home=home))) as client:
+        yield client
+
+
+def test_an_early_exit_answers_from_the_level_that_was_sure(hasty: httpx.Client) -> None:
+    whole = search(hasty, "text", query="a red square", k=3)
+    assert (whole["exit_level"], whole["plan"]) == (3, "cascade")
+    early = search(hasty, "text", query="a red square", k=3, early_exit=True)
+    assert (early["exit_level"], early["plan"], early["cached"]) == (1, "cascade", False)
+    assert early["returned"] == 3
+    assert {hit["level"] for hit in early["hits"]} == {1}
+    assert {s["level"] for s in early["stages"] if s["name"] == "search"} == {1}
+    capped = search(hasty, "text", query="a red square", k=3, max_level=1)
+    assert [h["id"] for h in early["hits"]] == [h["id"] for h in capped["hits"]]
+    again = search(hasty, "text", query="a red square", k=3, early_exit=True)
+    assert (again["cached"], again["hits"]) == (True, early["hits"])
+
+
+def test_an_early_exit_where_none_was_calibrated_runs_through(hasty: httpx.Client) -> None:
+    image = base64.b64encode(colour_png("blue")).decode()
+    assert search(hasty, "image", image=image, k=3, early_exit=True)["exit_level"] == 3
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"), [("similar", {"id": "red/24"}), ("vector", {"vector": [1.0] * 32})]
+)
+def test_a_search_that_encodes_nothing_has_no_early_exit(
+    hasty: httpx.Client, kind: str, body: dict[str, Any]
+) -> None:
+    response = hasty.post(f"/search/{kind}", json={**body, "early_exit": True})
+    assert response.status_code == 422
+    assert response.json()["error"]["param"] == "early_exit"

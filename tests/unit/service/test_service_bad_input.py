@@ -126,7 +126,19 @@ FIELDS: list[tuple[str, dict[str, Any], str, str]] = [
     ("filter", {**GOOD, "filter": {"a": 1}}, "not_available", "filter"),
     ("rerank", {**GOOD, "rerank": True}, "not_available", "rerank"),
     ("rerank_k", {**GOOD, "rerank_k": 5}, "not_available", "rerank_k"),
-    ("early_exit", {**GOOD, "early_exit": True}, "not_available", "early_exit"),
+    (
+        "early exit of a funnel",
+        {**GOOD, "early_exit": True, "plan": "funnel"},
+        "invalid_plan",
+        "early_exit",
+    ),
+    (
+        "early exit of exact",
+        {**GOOD, "early_exit": True, "plan": "exact"},
+        "invalid_plan",
+        "early_exit",
+    ),
+    ("early exit of no kind", {**GOOD, "early_exit": "yes"}, "invalid_value", "early_exit"),
     ("min_score", {**GOOD, "min_score": 0.5}, "not_available", "min_score"),
     ("deadline_ms", {**GOOD, "deadline_ms": 50}, "not_available", "deadline_ms"),
     (

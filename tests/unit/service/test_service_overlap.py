@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 
 import httpx
+import numpy as np
 import pytest
 
-from hivlp.index.cascade import PlanRequest
+from hivlp.index.candidates import Candidates
+from hivlp.index.cascade import Plan, PlanRequest
+from hivlp.index.early_exit import SIGNALS, ExitRule, Gate
+from hivlp.index.plans import make_plan
 from hivlp.models.levels import EarlyOutput
 from hivlp.service.app import create_app
 from hivlp.service.overlap import early_outputs, levels_wanted, run_plan
 from hivlp.service.settings import Settings, Threads
 from hivlp.service.timeline import Span, Timeline, overlap_saved_s
-from tests.unit.service.fakes_service import FakeEncoder, FakeSearcher, World
+from tests.unit.service.fakes_service import LEVELS, FakeEncoder, FakeSearcher, World
 from tests.unit.service.serving_app import serving
 
 WAIT_S = 20
@@ -213,3 +218,45 @@ def _metric(client: httpx.Client, name: str) -> float:
         if line.startswith(name + " "):
             return float(line.split()[-1])
     raise AssertionError(f"{name} is not there")
+
+
+class SureSearcher(FakeSearcher):
+    """Finds twelve rows at every level."""
+
+    def step(self, searched, stage, queries, previous):  # type: ignore[no-untyped-def]
+        self.before(stage.level)
+        self.searched.append(stage.level)
+        scores = np.linspace(1, 0, 12, dtype=np.float32)
+        return [Candidates(np.arange(12), scores).top(stage.keep)]
+
+
+def sure_plan(level: int) -> Plan:
+    """A cascade that stops at a level."""
+    asked = PlanRequest("image", "text", need=3, early_exit=True)
+    rule = ExitRule(0.5, {level: Gate((0.0,) * len(SIGNALS), 9.0)})
+    return make_plan(asked, LEVELS, {}, 12, exits=rule)
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_stages_after_an_early_exit_are_never_computed(level: int) -> None:
+    encoder, searcher = FakeEncoder("text"), SureSearcher()
+    outputs = encoder.encode(encoder.prepare(["red"]))
+    with closing(early_outputs(outputs, 3, None, Timeline())) as stream:
+        found = run_plan(searcher, sure_plan(level), "image", stream, Timeline())
+    assert found.level == level
+    assert searcher.searched == encoder.encoded == list(range(1, level + 1))
+    assert encoder.closed == 1
+
+
+def test_an_early_exit_leaves_the_stage_that_runs_ahead_to_end_and_no_other_to_begin() -> None:
+    answered = threading.Event()
+    encoder = FakeEncoder("text", before=lambda level: None if level == 1 else _must(answered))
+    searcher = SureSearcher()
+    outputs = encoder.encode(encoder.prepare(["red"]))
+    with ThreadPoolExecutor(1) as ahead:
+        with closing(early_outputs(outputs, 3, ahead, Timeline())) as stream:
+            found = run_plan(searcher, sure_plan(1), "image", stream, Timeline())
+        answered.set()
+    assert (found.level, searcher.searched) == (1, [1])
+    assert encoder.encoded == [1, 2]
+    assert encoder.closed == 1
