@@ -16,6 +16,17 @@ DONE, FAILED, USAGE = 0, 1, 2
 
 def fit_exits(arguments: Sequence[str]) -> int:
     """`hivlp fit-exits`: fit early outputs on two frozen pretrained towers."""
+    given = _parse(fit_parser(), arguments)
+    if isinstance(given, int):
+        return given
+    _need_torch()
+    from hivlp.models.training.run_fit import run_fit
+
+    return run_fit(given)
+
+
+def fit_parser() -> argparse.ArgumentParser:
+    """The arguments of `hivlp fit-exits`."""
     parser = _parser(
         "fit-exits",
         "Freeze two pretrained towers and fit early outputs on them, from pictures with captions "
@@ -29,13 +40,7 @@ def fit_exits(arguments: Sequence[str]) -> int:
     parser.add_argument("--out", type=Path, required=True, help="folder for the fitted heads")
     parser.add_argument("--threads", type=_threads, help="CPU threads (default: every core)")
     parser.add_argument("--cache", type=Path, help="folder for features (HIVLP_HOME/cache)")
-    given = _parse(parser, arguments)
-    if isinstance(given, int):
-        return given
-    _need_torch()
-    from hivlp.models.training.run_fit import run_fit
-
-    return run_fit(given)
+    return parser
 
 
 def export(arguments: Sequence[str]) -> int:
