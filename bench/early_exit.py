@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,9 @@ from hivlp.index.backends.exact import ExactLevel
 from hivlp.index.backends.rows import LevelRows, inverse_norms
 from hivlp.index.build.answers import answers_for
 from hivlp.index.build.directions import Direction
-from hivlp.index.build.exits import _look, measure_exits
-from hivlp.index.build.risk import confidences, first_exit
+from hivlp.index.build.exits import apply_rule, measure_exits
 from hivlp.index.build.widths import exact_best, sweep
-from hivlp.index.cascade import PlanRequest
+from hivlp.index.cascade import Plan, PlanRequest
 from hivlp.index.early_exit import DEPTH
 from hivlp.index.plans import make_plan
 from hivlp.index.snapshot.manifest import ExitRecord, width_table
@@ -139,11 +139,11 @@ def directed(
     )
 
 
-def cascade(direction: Direction, deeper: int = 0) -> Any:
+def cascade(direction: Direction) -> Plan:
     """The cascade at measured widths."""
     specs = tuple(LevelSpec(n, n, own.dim) for n, own in sorted(direction.rows.items()))
     records = sweep(direction, specs, "nested", TARGET)
-    request = PlanRequest(direction.searched, direction.query, DEPTH + 1 + deeper, "cascade")
+    request = PlanRequest(direction.searched, direction.query, DEPTH + 1, "cascade")
     return make_plan(request, specs, width_table(records, "scan"), direction.size)
 
 
@@ -155,26 +155,13 @@ def measured(direction: Direction) -> tuple[ExitRecord, list[int]]:
     return record, [stage.keep for stage in plan.stages]
 
 
-def applied(record: ExitRecord, direction: Direction) -> dict[str, Any]:
-    """A rule as it is, on other queries: who stops where, and both recalls."""
-    plan = cascade(direction)
-    levels = [stage.level for stage in plan.stages]
-    seen = _look(direction, plan, {}, exact_best(direction, max(direction.rows), 100))
-    exits = np.full(direction.count, len(levels) - 1)
-    if record.rule is not None:
-        gates = [record.rule.gates[n] for n in levels[:-1]]
-        pairs = zip(gates, levels, strict=False)
-        sure = np.stack([confidences(g, np.array(seen.signals[n])) for g, n in pairs], axis=1)
-        exits = first_exit(sure, record.rule.threshold)
-    recalls = {}
-    for name in ("r1", "r10", "ann10"):
-        table = np.stack([seen.array(name, n) for n in levels], axis=1)
-        recalls[name] = {
-            "full": round(float(np.nanmean(table[:, -1])), 4),
-            "early": round(float(np.nanmean(table[np.arange(direction.count), exits])), 4),
-        }
-    shares = {n: round(float((exits == i).mean()), 4) for i, n in enumerate(levels[:-1])}
-    return {"shares": shares, "recalls": recalls}
+def applied(record: ExitRecord, direction: Direction) -> dict[str, Any] | None:
+    """A rule as it is, on other queries: who stops where, and both recalls; None where no rule."""
+    if record.rule is None:
+        return None
+    plan = replace(cascade(direction), exits=record.rule)
+    found = apply_rule(direction, plan, {}, exact_best(direction, max(direction.rows), 100))
+    return {**found.trial.model_dump(exclude={"signal"}), "full": found.full}
 
 
 def show(found: dict[str, Any]) -> None:

@@ -63,10 +63,15 @@ def print_recall(store: SnapshotStore, manifest: SnapshotManifest, artifact: Pat
     """Print what a version's plans find now; FAILED where a recorded bound no longer holds."""
     from hivlp.index.build.calibrate import check_recall
     from hivlp.index.build.model import Model
+    from hivlp.index.build.recheck import check_exits
 
     snapshot = store.open(manifest.index, manifest.version)
+    model = Model.load(artifact)
     code = DONE
-    for now in check_recall(snapshot, Model.load(artifact)):
+    for exits in check_exits(snapshot, model):
+        print(exits.to_text() + ("" if exits.kept else "  BROKEN"))
+        code = code if exits.kept else FAILED
+    for now in check_recall(snapshot, model):
         promised = "nothing promised" if now.promised is None else f"promised {now.promised:.4f}"
         verdict = "" if now.kept else "  BROKEN"
         code = code if now.kept else FAILED

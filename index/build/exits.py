@@ -17,7 +17,15 @@ import numpy as np
 
 from hivlp.index.build.directions import Direction
 from hivlp.index.build.observe import blocks, run_stages, without
-from hivlp.index.build.risk import FOLDS, Array, Chosen, choose_exits
+from hivlp.index.build.risk import (
+    FOLDS,
+    Array,
+    Chosen,
+    IntArray,
+    choose_exits,
+    confidences,
+    first_exit,
+)
 from hivlp.index.build.widths import itself, share_found
 from hivlp.index.candidates import Candidates, RowArray
 from hivlp.index.cascade import Plan
@@ -53,6 +61,16 @@ class _Seen:
         return np.array(self.recalls[name][level])
 
 
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """A rule on given queries: `trial` (its shares, savings and recalls), the recalls of the `full`
+    cascade, and what each query `lost`, by measure, (n,), NaN where it has no right answer."""
+
+    trial: ExitTrial
+    full: dict[str, float | None]
+    lost: dict[str, Array]
+
+
 def measure_exits(
     direction: Direction,
     plan: Plan,
@@ -76,7 +94,7 @@ def measure_exits(
     for name, menu in MENUS.items():
         used = {level: _used(menu, first=level == levels[0]) for level in levels[:-1]}
         chosen = choose_exits(signals, losses, used, direction.folds(FOLDS), MOST_LOST)
-        tried.append((_trial(name, chosen, seen, levels, saved), chosen))
+        tried.append((_trial(name, chosen.exits, seen, levels, saved), chosen))
     trial, chosen = max(tried, key=lambda pair: pair[0].saved)
     return ExitRecord(
         searched=direction.searched,
@@ -93,6 +111,43 @@ def measure_exits(
         full={name: _mean(seen.array(name, levels[-1])) for name in RECALLS},
         tried=tuple(one for one, _ in tried),
     )
+
+
+def apply_rule(
+    direction: Direction,
+    plan: Plan,
+    graphs: Mapping[int, LevelIndex],
+    best: Sequence[Candidates],
+) -> Applied:
+    """What a plan's own rule does with queries that it was not chosen on."""
+    assert plan.exits is not None, "a plan that may stop early"
+    levels = [stage.level for stage in plan.stages]
+    seen = _look(direction, plan, graphs, best)
+    sure = np.full((direction.count, len(levels) - 1), -1.0)
+    for place, level in enumerate(levels[:-1]):
+        if level in plan.exits.gates:
+            sure[:, place] = confidences(plan.exits.gates[level], np.array(seen.signals[level]))
+    exits = first_exit(sure, plan.exits.threshold)
+    names = ("r1", "r10") if direction.answers is not None else ("ann10",)
+    lost = [_at(_padded(_losses(seen, name, levels), levels), exits) for name in names]
+    saved = _saved(levels, direction.encode_ms)
+    return Applied(
+        trial=_trial("", exits, seen, levels, saved),
+        full={name: _mean(seen.array(name, levels[-1])) for name in RECALLS},
+        lost=dict(zip(names, lost, strict=True)),
+    )
+
+
+def _padded(losses: Mapping[int, Array], levels: Sequence[int]) -> Array:
+    """(n, levels): the last level loses nothing."""
+    columns = [losses[level] for level in levels[:-1]]
+    return np.stack([*columns, np.where(np.isnan(columns[0]), np.nan, 0.0)], axis=1)
+
+
+def _at(table: Array, exits: IntArray) -> Array:
+    """Each row's number in the column of its exit: (n,)."""
+    picked: Array = table[np.arange(len(exits)), exits]
+    return picked
 
 
 def _look(
@@ -160,21 +215,20 @@ def _saved(levels: Sequence[int], encode_ms: Sequence[float]) -> Array:
 
 
 def _trial(
-    name: str, chosen: Chosen, seen: _Seen, levels: Sequence[int], saved: Array
+    name: str, exits: IntArray, seen: _Seen, levels: Sequence[int], saved: Array
 ) -> ExitTrial:
     """Shares and recalls of queries whose exits were decided without them."""
-    count = len(chosen.exits)
     recalls = {}
     for recall in RECALLS:
         table = np.stack([seen.array(recall, level) for level in levels], axis=1)
-        recalls[recall] = _mean(table[np.arange(count), chosen.exits])
+        recalls[recall] = _mean(_at(table, exits))
     return ExitTrial(
         signal=name,
         shares={
-            level: round(float((chosen.exits == place).mean()), 4)
+            level: round(float((exits == place).mean()), 4)
             for place, level in enumerate(levels[:-1])
         },
-        saved=round(float(saved[chosen.exits].mean()), 4),
+        saved=round(float(saved[exits].mean()), 4),
         recalls=recalls,
     )
 
