@@ -154,9 +154,11 @@ def _measure_direction(
 
     Nothing where a half is empty or there is but one level.
     """
-    widths = sweep(direction, specs, gallery, target)
+    if not direction.halved:
+        return
     best = exact_best(direction, specs[-1].level, min(max(KS), direction.size))
-    if graphs and direction.halved:
+    widths = sweep(direction, specs, gallery, target, best)
+    if graphs:
         widths += measure_beams(direction, graphs, best, KS, target)
     if not widths:
         return

@@ -41,12 +41,19 @@ HALF = 1e-3
 
 
 def sweep(
-    direction: Direction, levels: Sequence[LevelSpec], gallery: GalleryKind, target: float
+    direction: Direction,
+    levels: Sequence[LevelSpec],
+    gallery: GalleryKind,
+    target: float,
+    best: Sequence[Candidates] | None = None,
 ) -> list[WidthRecord]:
-    """Widths of every plan and k for one direction; none with an empty half or one level."""
+    """Widths of every plan and k for one direction; none with an empty half or one level.
+
+    `best` is what `exact_best` finds for the largest k, where it is known already.
+    """
     if not direction.halved or len(levels) < 2:
         return []
-    truth = exact_rows(direction, levels[-1].level, min(max(KS), direction.size))
+    truth = exact_rows(direction, levels[-1].level, min(max(KS), direction.size), best)
     records = []
     for name in PLANS:
         request = PlanRequest(direction.searched, direction.query, need=1, name=name)
@@ -62,10 +69,12 @@ def sweep(
     return records
 
 
-def exact_rows(direction: Direction, finest: int, k: int) -> list[RowArray]:
+def exact_rows(
+    direction: Direction, finest: int, k: int, best: Sequence[Candidates] | None = None
+) -> list[RowArray]:
     """The best k rows of every query by exhaustive search of the finest level, itself left out."""
     rows, queries = direction.rows[finest], direction.queries[finest]
-    pairs = zip(exact_best(direction, finest, k), queries, strict=True)
+    pairs = zip(best or exact_best(direction, finest, k), queries, strict=True)
     return [without_itself(best, itself(best, rows, query), k) for best, query in pairs]
 
 
