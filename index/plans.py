@@ -7,8 +7,9 @@
 
 and, on an index of the graph family, for requests without a filter or widths of their own:
 
-    cascade   walk level 1's graph with the first exit, then the finest graph with the last, entered
-              at what the first found
+    cascade   walk level 1's graph with the first exit; enter the finest graph at what it found,
+              with the last exit, or with the one before: its level's prefixes walk the same links,
+              and the last exit only scores again what that walk found
     funnel    encode fully; walk the finest graph from a cold start
 
 Widths come from a sweep at build (`build/widths.py`), never from a constant; where none could be
@@ -40,9 +41,16 @@ UNMEASURED = ((1_000, 50), (200, 10))
 class WidthPoint:
     """What to keep for `k` returned rows: one number per narrowing level of the plan, coarse first.
 
-    A cascade of L levels has L - 1 narrowing levels, a funnel one. A graph's cascade narrows once
-    (`keeps` are its entry rows), its funnel not at all; `efs` are the beams of its stages.
+    A cascade of L levels has L - 1 narrowing levels, a funnel one. A graph's funnel has none; `efs`
+    are the beams of its walks. A graph's cascade keeps some entry rows and walks once more (two
+    `efs`, one of `keeps`), or keeps what each walk found, the last of which is scored again (as
+    many of both).
     """
+
+    @property
+    def rescored(self) -> bool:
+        """Whether the last stage of a graph's cascade scores again instead of walking."""
+        return 0 < len(self.efs) == len(self.keeps)
 
     k: int
     keeps: tuple[int, ...]
@@ -121,22 +129,35 @@ def graph_stages(
     *,
     least: int = 1,
 ) -> tuple[Stage, ...]:
-    """The stages of a graph plan for `k` rows: beams and entry rows interpolated as widths are.
+    """The stages of a graph plan for `k` rows: beams and rows kept interpolated as widths are.
 
-    There are at least `least` entry rows.
+    Level 1 keeps at least `least` rows. The points of a direction are of one shape.
     """
     entered = name == "cascade" and finest > 1
-    count = 2 if entered else 1
-    known = points or (UNMEASURED_GRAPH[count - 1],)
+    known = points or (UNMEASURED_GRAPH[1 if entered else 0],)
+    shape = known[0]
     efs = [
-        max(k, _interpolate({point.k: point.efs[i] for point in known}, k)) for i in range(count)
+        max(k, _interpolate({point.k: point.efs[i] for point in known}, k))
+        for i in range(len(shape.efs))
     ]
-    last = Stage(finest, "graph", k, finest, SearchParams(ef=efs[-1]))
     if not entered:
-        return (last,)
-    keep = _interpolate({point.k: point.keeps[0] for point in known}, k)
-    keep = min(max(keep, least), rows)
-    return (Stage(1, "graph", keep, 1, SearchParams(ef=max(efs[0], keep))), last)
+        return (Stage(finest, "graph", k, finest, SearchParams(ef=efs[0])),)
+    keeps = [
+        min(_interpolate({point.k: point.keeps[i] for point in known}, k), rows)
+        for i in range(len(shape.keeps))
+    ]
+    keeps[0] = min(max(keeps[0], least), rows)
+    if not shape.rescored:
+        return (_walk(1, keeps[0], efs[0]), _walk(finest, k, efs[1]))
+    keeps[-1] = min(max(keeps[-1], k), rows)
+    levels = (1, finest - 1)[: len(keeps)]
+    walks = [_walk(level, keep, ef) for level, keep, ef in zip(levels, keeps, efs, strict=True)]
+    return (*walks, Stage(finest, "rescore", min(k, rows), finest))
+
+
+def _walk(level: int, keep: int, ef: int) -> Stage:
+    """A graph stage with its own level's query; no beam is narrower than what it keeps."""
+    return Stage(level, "graph", keep, level, SearchParams(ef=max(ef, keep)))
 
 
 def stage_query(stage: Stage, outputs: Mapping[int, FloatArray], dim: int) -> FloatArray:
