@@ -14,8 +14,10 @@ from measure import WORK, machine
 from synthetic import KIND, make_queries, make_rows
 
 from hivlp.index.build.assemble import BuiltSide
-from hivlp.index.build.choice import Wishes, choose, table
+from hivlp.index.build.choice import choose
+from hivlp.index.build.explain import table
 from hivlp.index.build.queries import QuerySet
+from hivlp.index.build.wishes import Wishes
 
 
 def main() -> None:

@@ -21,8 +21,8 @@ from synthetic import DIMS, KIND, UNKIND, Queries, make_queries, make_rows
 import faiss  # isort: skip  threads are pinned by `measure`
 import numpy as np
 
-from hivlp.index.backends.choose import open_graph, open_level, write_level
-from hivlp.index.backends.faiss_graph import _storage
+from hivlp.index.backends.choose import open_graphs, open_level, write_level
+from hivlp.index.backends.faiss_graph import in_place
 from hivlp.index.backends.rows import LevelRows, inverse_norms
 from hivlp.index.build import widths
 from hivlp.index.build.beams import measure_beams
@@ -67,18 +67,19 @@ def opened(rows: dict[int, LevelRows], count: int) -> dict[str, dict[int, LevelI
 
 
 def graphs_of(
-    rows: dict[int, LevelRows], codes: LevelIndex, path: Path, count: int
+    rows: dict[int, LevelRows], levels: dict[int, LevelIndex], count: int
 ) -> dict[int, LevelIndex]:
-    """The two graphs, links alone, over the SQ8 codes and over the rows file in place."""
-    found = {}
+    """The two graphs, links alone, over the SQ8 codes and over the rows file in place.
+
+    Level 2 walks the finest level's links.
+    """
+    files = {}
     for level, dim in ((1, DIMS[0]), (3, DIMS[-1])):
-        file = WORK / f"links-{dim}-{count}.hnsw"
-        if not file.exists():
+        files[level] = WORK / f"links-{dim}-{count}.hnsw"
+        if not files[level].exists():
             whole = faiss.read_index(str(WORK / f"hnsw-{dim}-{count}.faiss"))
-            faiss.write_index(whole, str(file), faiss.IO_FLAG_SKIP_STORAGE)
-        scanned = codes if level == 1 else open_level(3, rows[3], None, "faiss-cpu")
-        found[level] = open_graph(file, rows[level], scanned, path)
-    return found
+            faiss.write_index(whole, str(files[level]), faiss.IO_FLAG_SKIP_STORAGE)
+    return open_graphs(files, rows, levels)
 
 
 def plan_of(record: WidthRecord, rows: int) -> Plan:
@@ -122,7 +123,6 @@ def compare(
     rows: dict[int, LevelRows],
     by_codec: dict[str, dict[int, LevelIndex]],
     graphs: dict[int, LevelIndex],
-    path: Path,
 ) -> None:
     """Calibrate on one half, time on the other, print."""
     outputs = {level: np.ascontiguousarray(q) for level, q in enumerate(queries.levels, start=1)}
@@ -140,7 +140,7 @@ def compare(
     for record in measure_beams(direction, graphs, best, (K,), 0.99):
         plan = plan_of(record, rows[1].size)
         contenders[f"graph {record.plan}"] = Contender(plan, by_codec["sq8"], graphs)
-    flat, kept = _storage(rows[3], path)
+    flat = in_place(rows[3])
     flat_ms: list[float] = []
     for number in np.flatnonzero(held_out):
         for contender in contenders.values():
@@ -149,7 +149,7 @@ def compare(
         flat.search(outputs[3][number : number + 1], K)
         flat_ms.append((time.perf_counter() - began) * 1e3)
     base = median(flat_ms)
-    print(f"{name}: Flat-768 {base:.1f} ms (held {len(kept)} mappings)", flush=True)
+    print(f"{name}: Flat-768 {base:.1f} ms", flush=True)
     for label, one in contenders.items():
         keeps = [s.keep for s in one.plan.stages]
         efs = [s.params.ef for s in one.plan.stages if s.params.ef]
@@ -174,11 +174,11 @@ def main() -> None:
     made = make_rows(path, options.rows)
     rows = level_rows(path, options.rows)
     by_codec = opened(rows, options.rows)
-    graphs = graphs_of(rows, by_codec["sq8"][1], path, options.rows)
+    graphs = graphs_of(rows, by_codec["sq8"], options.rows)
     settings = {"kind": (KIND, 0.0), "unkind": (UNKIND, 0.0), "gap": (KIND, 0.5)}
     for name, (noise, gap) in settings.items():
         queries = make_queries(made, options.queries, noise=noise, gap=gap)
-        compare(name, queries, rows, by_codec, graphs, path)
+        compare(name, queries, rows, by_codec, graphs)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     print(f"peak resident {peak:.1f} GiB, mapped files included")
 

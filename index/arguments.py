@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from hivlp.index.level_index import MUSTS, Must
 from hivlp.index.snapshot.manifest import SnapshotManifest
 from hivlp.index.snapshot.store import SnapshotStore, default_home
 from hivlp.models.errors import ArtifactError
@@ -84,6 +85,17 @@ def share(text: str) -> float:
     if not 0 <= number <= 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 to 1")
     return number
+
+
+def musts(text: str) -> tuple[Must, ...]:
+    """What an index must do: some of mask, batch, rebuild with commas between, or none."""
+    words = [word.strip() for word in text.split(",")]
+    asked = set() if words in ([""], ["none"]) else set(words)
+    if unknown := asked - set(MUSTS):
+        raise argparse.ArgumentTypeError(
+            f"{sorted(unknown)[0]!r} is none of {', '.join(MUSTS)} (or `none`)"
+        )
+    return tuple(must for must in MUSTS if must in asked)
 
 
 def above_zero(text: str) -> float:

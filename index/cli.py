@@ -14,6 +14,7 @@ from hivlp.index.arguments import (
     add_index,
     artifact_of,
     model_of,
+    musts,
     parse,
     parser_of,
     positive,
@@ -26,6 +27,7 @@ from hivlp.index.level_index import CODECS, FAMILIES, ROWS_TYPES
 from hivlp.index.snapshot.export import export_faiss
 from hivlp.index.snapshot.manifest import SnapshotManifest
 from hivlp.index.snapshot.store import SnapshotStore
+from hivlp.models.runtime.threads import available_threads
 
 
 def build(arguments: Sequence[str]) -> int:
@@ -46,6 +48,9 @@ def build(arguments: Sequence[str]) -> int:
         "--max-failures", type=share, default=0.05, help="share of bad items allowed (0.05)"
     )
     parser.add_argument("--metadata-group", help="metadata column whose equals answer each other")
+    parser.add_argument(
+        "--build-threads", type=positive, help="threads that build graphs (all that may be used)"
+    )
     parser.add_argument("--threads", type=positive, default=1, help="encoder threads (1)")
     parser.add_argument(
         "--no-activate", action="store_true", help="publish without making it the active version"
@@ -141,6 +146,9 @@ def _add_choice(parser: argparse.ArgumentParser) -> None:
         "--level1", choices=("auto", *CODECS), default="auto", help="level 1's codes (auto)"
     )
     parser.add_argument("--rows", choices=ROWS_TYPES, default="fp32", help="rows kept as (fp32)")
+    parser.add_argument(
+        "--must", type=musts, default=("mask",), help="what it is for: mask,batch,rebuild (mask)"
+    )
     parser.add_argument("--max-memory", type=size_bytes, help="most bytes searched, as 2GiB")
     parser.add_argument("--max-query-ms", type=above_zero, help="most ms of one query's search")
     parser.add_argument(
@@ -152,9 +160,10 @@ def _add_choice(parser: argparse.ArgumentParser) -> None:
 
 def _build(given: argparse.Namespace) -> int:
     from hivlp.index.build.build import BuildSettings, build_index
-    from hivlp.index.build.choice import Wishes, table
     from hivlp.index.build.corpus import open_corpus
+    from hivlp.index.build.explain import table
     from hivlp.index.build.model import Model
+    from hivlp.index.build.wishes import Wishes
 
     store = store_of(given)
     corpus = open_corpus(given.corpus)
@@ -166,9 +175,11 @@ def _build(given: argparse.Namespace) -> int:
         metadata_group=given.metadata_group,
         target=given.target,
         rows_type=given.rows,
+        build_threads=given.build_threads or available_threads(),
         wishes=Wishes(
             family=given.family,
             level1=given.level1,
+            must=given.must,
             max_memory_bytes=given.max_memory,
             max_query_ms=given.max_query_ms,
             max_build_s=given.max_build_s,
@@ -187,6 +198,7 @@ def _build(given: argparse.Namespace) -> int:
     for note in report.notes:
         print(note)
     if given.explain:
+        print(f"must: {', '.join(manifest.build.must) or 'nothing in particular'}")
         print("\n".join(table(side, options) for side, options in manifest.options.items()))
     return DONE
 

@@ -61,7 +61,7 @@ def calibrate(arguments: Sequence[str]) -> int:
 
 def print_recall(store: SnapshotStore, manifest: SnapshotManifest, artifact: Path) -> int:
     """Print what a version's plans find now; FAILED where a recorded bound no longer holds."""
-    from hivlp.index.build.calibrate import check_recall
+    from hivlp.index.build.calibrate import NotMeasured, check_recall
     from hivlp.index.build.model import Model
     from hivlp.index.build.recheck import check_exits
 
@@ -72,6 +72,9 @@ def print_recall(store: SnapshotStore, manifest: SnapshotManifest, artifact: Pat
         print(exits.to_text() + ("" if exits.kept else "  BROKEN"))
         code = code if exits.kept else FAILED
     for now in check_recall(snapshot, model):
+        if isinstance(now, NotMeasured):
+            print(f"{now.query} to {now.searched}: not measured: {now.reason}")
+            continue
         promised = "nothing promised" if now.promised is None else f"promised {now.promised:.4f}"
         verdict = "" if now.kept else "  BROKEN"
         code = code if now.kept else FAILED

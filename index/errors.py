@@ -5,6 +5,7 @@ HivlpError
 ├── BuildError              a build can't be finished or must not be published
 ├── PlanError               a search plan that contradicts itself or the index; names the parameter
 ├── NoSuchItem              an id that the snapshot does not hold
+├── NoDevice                a GPU was asked for, and none is seen
 └── SnapshotError           names the index and the version
     ├── SnapshotCorrupt     a file is missing, changed or unexpected; names the file
     └── SnapshotMissing     no such index, or no such version
@@ -43,6 +44,16 @@ class NoSuchItem(HivlpError):
     def __init__(self, item_id: str) -> None:
         super().__init__(f"no item with id {item_id!r}")
         self.item_id = item_id
+
+
+class NoDevice(HivlpError):
+    """A GPU was asked for, and faiss sees none."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "faiss sees no GPU: look at nvidia-smi and CUDA_VISIBLE_DEVICES, or use the backend "
+            "faiss-cpu"
+        )
 
 
 class SnapshotError(HivlpError):

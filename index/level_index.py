@@ -11,9 +11,18 @@ from hivlp.index.masks import RowMask
 from hivlp.models.levels import FloatArray
 
 Method = Literal["scan", "rescore", "graph"]
-Codec = Literal["flat", "sq8", "pq64x4fs"]
-"""How a level's scanned codes are kept: fp32, one byte a number, or four bits for some numbers."""
-CODECS: tuple[Codec, ...] = ("flat", "sq8", "pq64x4fs")
+Codec = Literal["flat", "sq8", "pq64x4fs", "rabitqfs"]
+"""How a level's scanned codes are kept: fp32, one byte a number, four bits for some numbers
+(product quantiser), or one bit a number and two factors a row (RaBitQ)."""
+CODECS: tuple[Codec, ...] = ("flat", "sq8", "pq64x4fs", "rabitqfs")
+FAST_SCAN: frozenset[Codec] = frozenset({"pq64x4fs", "rabitqfs"})
+"""Codes that are scanned in registers, 32 rows at once: coarse, and they refuse a mask."""
+MASKABLE: Codec = "sq8"
+"""What is kept beside fast-scan codes for masked searches."""
+Must = Literal["mask", "batch", "rebuild"]
+"""What an index is for: masked searches (filters, deletions), many queries at once, being rebuilt
+often."""
+MUSTS: tuple[Must, ...] = ("mask", "batch", "rebuild")
 Family = Literal["scan", "graph"]
 """How an index finds: level 1 scanned and the rest re-scored, or two graphs (and the scan too)."""
 FAMILIES: tuple[Family, ...] = ("scan", "graph")

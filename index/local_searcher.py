@@ -11,6 +11,7 @@ from hivlp.index.backends.choose import open_level
 from hivlp.index.candidates import Candidates, RowArray
 from hivlp.index.cascade import Plan, PlanRequest, Stage, run_stage
 from hivlp.index.errors import NoSuchItem
+from hivlp.index.level_index import LevelIndex
 from hivlp.index.masks import RowMask
 from hivlp.index.plans import make_plan
 from hivlp.index.searcher import FoundItem, SnapshotInfo
@@ -70,7 +71,8 @@ class LocalSearcher:
         """Run one stage for n queries, (n, dim of stage.level) float32.
 
         `mask` says which rows the first stage may find (None: all); the plan must be a masked one.
-        Codes that take no mask are passed over for the rows they stand for.
+        Where level 1's codes take no mask, its second codes are searched, or, in an index that has
+        none, the rows they stand for: exactly, and slower.
         A side without rows finds nothing. Raises InputError for NaN, Inf or a wrong shape.
         """
         side = self._side(searched)
@@ -78,8 +80,7 @@ class LocalSearcher:
             return [Candidates.none() for _ in queries]
         levels = side.levels
         if mask is not None and not levels[stage.level].capabilities.mask:
-            exact = open_level(stage.level, side.rows[stage.level], None, "numpy")
-            levels = {**levels, stage.level: exact}
+            levels = {**levels, stage.level: _maskable(side, stage.level)}
         return run_stage(levels, stage, queries, previous, graphs=side.graphs, mask=mask)
 
     def items(self, searched: Modality, found: Candidates, k: int, offset: int) -> list[FoundItem]:
@@ -132,6 +133,13 @@ class LocalSearcher:
 
     def _side(self, modality: Modality) -> Side | None:
         return self.snapshot.sides.get(modality)
+
+
+def _maskable(side: Side, level: int) -> LevelIndex:
+    """What is searched in place of codes that take no mask."""
+    if level == 1 and side.maskable is not None:
+        return side.maskable
+    return open_level(level, side.rows[level], None, "numpy")
 
 
 def _text(side: Side, row: int) -> str | None:

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from hivlp.index.candidates import Candidates, RowArray
 from hivlp.index.cascade import Plan, PlanRequest, Stage
+from hivlp.index.masks import RowMask
 from hivlp.models.levels import FloatArray, GalleryKind, LevelSpec, Modality
 
 
@@ -47,8 +48,12 @@ class Searcher(Protocol):
     def info(self) -> SnapshotInfo:
         """The snapshot this searcher belongs to."""
 
-    def plan(self, request: PlanRequest) -> Plan:
-        """Widths and methods for a request. Raises PlanError for what contradicts itself."""
+    def plan(self, request: PlanRequest, *, masked: bool = False) -> Plan:
+        """Widths and methods for a request. Raises PlanError for what contradicts itself.
+
+        `masked`: every step will be given a mask (a filter, deletions), so the plan begins with a
+        scan.
+        """
 
     def step(
         self,
@@ -56,10 +61,14 @@ class Searcher(Protocol):
         stage: Stage,
         queries: FloatArray,
         previous: Sequence[Candidates] | None,
+        *,
+        mask: RowMask | None = None,
     ) -> list[Candidates]:
         """Run one stage for n queries; `previous` is what the stage before returned, None at first.
 
-        `queries` is (n, dim of stage.level) float32, normalised.
+        `queries` is (n, dim of stage.level) float32, normalised. `mask` (None: every row) says
+        which of the side's rows the first stage may find, and so all that the later ones re-score;
+        the plan must have been made for it. Every index takes one, whatever its codes.
         """
 
     def items(self, searched: Modality, found: Candidates, k: int, offset: int) -> list[FoundItem]:

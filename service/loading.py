@@ -17,12 +17,16 @@ from PIL import Image
 from hivlp.index.local_searcher import LocalSearcher
 from hivlp.index.snapshot.live import LiveSnapshot
 from hivlp.index.snapshot.manifest import SnapshotManifest
+from hivlp.index.snapshot.prefault import prefault
+from hivlp.index.snapshot.snapshot import Snapshot
 from hivlp.index.snapshot.store import SnapshotStore
 from hivlp.models.artifact import MANIFEST_NAME, ArtifactManifest, read_manifest
 from hivlp.models.encoder import Encoder
 from hivlp.models.errors import ArtifactError, HivlpError, SpaceMismatch
 from hivlp.models.levels import Modality
 from hivlp.models.runtime.loading import load_encoders
+from hivlp.models.runtime.memory import available_memory
+from hivlp.models.runtime.providers import check_distributions
 from hivlp.service.queries import ImageQuery, Query, Setting, text_query
 from hivlp.service.schemas import SearchOptions
 from hivlp.service.serving import Catalogue, ServedIndex, ServedModel
@@ -64,11 +68,13 @@ def names_to_serve(settings: Settings) -> tuple[str, ...]:
 
 def load_catalogue(settings: Settings) -> Catalogue:
     """Open every index and its model. Blocking. Raises HivlpError naming what doesn't fit."""
+    check_distributions()
     store = SnapshotStore(settings.home)
+    room = available_memory()
     models: dict[Path, ServedModel] = {}
     indexes: dict[str, ServedIndex] = {}
     for name in names_to_serve(settings):
-        snapshot = store.open(name, hash_up_to_bytes=HASH_UP_TO_BYTES)
+        snapshot = store.open(name, backend=settings.backend, hash_up_to_bytes=HASH_UP_TO_BYTES)
         path = find_artifact(settings, snapshot.manifest)
         if path not in models:
             models[path] = _load_model(path, settings.threads.encoder)
@@ -76,10 +82,27 @@ def load_catalogue(settings: Settings) -> Catalogue:
         live = LiveSnapshot(LocalSearcher(snapshot))
         indexes[name] = ServedIndex(name, live, models[path], root)
         log.info("index %s, version %s: open", name, snapshot.manifest.version)
+        if settings.warm:
+            room = read_through(snapshot, room)
     catalogue = Catalogue(indexes, store, tuple(models.values()))
     if settings.warm:
         warm(catalogue, settings.limits)
     return catalogue
+
+
+def read_through(snapshot: Snapshot, room: int | None) -> int | None:
+    """Read a version's files into memory, as far as there is room; returns the bytes left of it.
+
+    A file that can't be read now is left to its first query, which will say what is wrong with it.
+    """
+    name, version = snapshot.manifest.index, snapshot.manifest.version
+    try:
+        done = prefault(snapshot, room)
+    except OSError as error:
+        log.warning("index %s, version %s: not read through: %s", name, version, error)
+        return room
+    log.info("index %s, version %s: %s", name, version, done.to_text())
+    return None if room is None else room - done.bytes_read
 
 
 def find_artifact(settings: Settings, manifest: SnapshotManifest) -> Path:

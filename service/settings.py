@@ -20,6 +20,7 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
+from hivlp.index.backends.choose import Backend
 from hivlp.models.errors import HivlpError
 from hivlp.models.runtime.threads import available_threads
 
@@ -86,6 +87,8 @@ class Settings(BaseSettings):
     port: int = Field(default=8080, ge=0, le=65535)
     indexes: tuple[str, ...] = ()
     artifact: Path | None = None
+    # What scans the levels: the GPU where there is one, else the CPU. See docs/operations.md.
+    backend: Backend = "auto"
     warm: bool = True
     limits: Limits = Limits()
     cache: CacheSettings = CacheSettings()

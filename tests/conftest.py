@@ -1,5 +1,5 @@
-"""Programs that some tests need: absent, such a test is skipped loudly and counted; named in
-HIVLP_REQUIRE (comma-separated), its absence is a failure instead.
+"""Programs, and the GPU, that some tests need: absent, such a test is skipped loudly and counted;
+named in HIVLP_REQUIRE (comma-separated), its absence is a failure instead.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ PROGRAMS = {
     "chromium": ("CHROMIUM_PATH", ("chromium", "chromium-browser", "google-chrome")),
     "redis": ("REDIS_SERVER_PATH", ("redis-server",)),
 }
-ABSENT = "program absent:"
+GPU = "gpu"
+NEEDED = (*PROGRAMS, GPU)
+ABSENT = "absent here:"
 
 
 def find_program(marker: str) -> str | None:
@@ -28,10 +30,24 @@ def find_program(marker: str) -> str | None:
     return next((found for name in names if (found := shutil.which(name))), None)
 
 
+def find_gpu() -> bool:
+    """Whether faiss can use a GPU and sees one."""
+    try:
+        import faiss
+    except ModuleNotFoundError:
+        return False
+    return hasattr(faiss, "GpuIndexFlatIP") and faiss.get_num_gpus() > 0
+
+
+def is_there(marker: str) -> bool:
+    """Whether what a marker stands for is there."""
+    return find_gpu() if marker == GPU else find_program(marker) is not None
+
+
 def required() -> set[str]:
-    """The markers whose programs must be there."""
+    """The markers of what must be there."""
     named = {name.strip() for name in os.environ.get(REQUIRE, "").split(",")} - {""}
-    unknown = named - set(PROGRAMS)
+    unknown = named - set(NEEDED)
     if unknown:
         raise pytest.UsageError(f"{REQUIRE}: no such program {sorted(unknown)}")
     return named
@@ -42,16 +58,16 @@ def pytest_configure() -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    for marker in PROGRAMS:
-        if item.get_closest_marker(marker) is None or find_program(marker):
+    for marker in NEEDED:
+        if item.get_closest_marker(marker) is None or is_there(marker):
             continue
         if marker in required():
-            pytest.fail(f"{REQUIRE} names {marker}, but the program is absent", pytrace=False)
+            pytest.fail(f"{REQUIRE} names {marker}, but it is absent", pytrace=False)
         pytest.skip(f"{ABSENT} {marker}")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    for marker in PROGRAMS:
+    for marker in NEEDED:
         reports = terminalreporter.getreports("skipped")
         count = sum(f"{ABSENT} {marker}" in str(report.longrepr) for report in reports)
         if count:

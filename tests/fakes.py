@@ -10,12 +10,19 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
+from hivlp.index.backends.choose import codec_for
 from hivlp.index.build import gate
-from hivlp.index.build.assemble import write_catalogue, write_faiss, write_graphs, write_side
+from hivlp.index.build.assemble import (
+    maskable_beside,
+    write_catalogue,
+    write_faiss,
+    write_graphs,
+    write_side,
+)
 from hivlp.index.build.embeddings import EmbeddingCache
 from hivlp.index.build.encode import EncodedItem
 from hivlp.index.build.model import Model
-from hivlp.index.level_index import Codec, Family, RowsType
+from hivlp.index.level_index import Codec, Family, Must, RowsType
 from hivlp.index.snapshot import layout
 from hivlp.index.snapshot.manifest import (
     BuildRecord,
@@ -135,6 +142,7 @@ def write_snapshot(
     family: Family = "scan",
     level1: Codec = "flat",
     rows_type: RowsType = "fp32",
+    must: Sequence[Must] = ("mask",),
 ) -> str:
     """Publish a nested snapshot of given unit vectors: item i is `i{i}`; returns its version."""
     levels = specs(dims)
@@ -166,7 +174,9 @@ def write_snapshot(
             built = write_side(staging.path, side, items, c, levels, "nested", rows_type)
             if built is not None:
                 gate.check_side(built, items)
-                write_faiss(staging.path, built, faiss_levels, level1)
+                codec = codec_for(level1, built.size)
+                maskable = maskable_beside(codec, must)
+                write_faiss(staging.path, built, faiss_levels, codec, maskable)
                 graphs = write_graphs(staging.path, built) if family == "graph" else ()
                 most = int(np.bincount(built.row_items).max())
                 sides[side] = SideRecord(
@@ -174,9 +184,10 @@ def write_snapshot(
                     max_rows_per_item=most,
                     faiss_levels=faiss_levels,
                     family=family,
-                    level1=level1,
+                    level1=codec,
                     rows_type=rows_type,
                     graph_levels=graphs,
+                    maskable=maskable,
                 )
         files = sorted(path for path in staging.path.rglob("*") if path.is_file())
         manifest = SnapshotManifest(

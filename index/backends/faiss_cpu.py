@@ -1,4 +1,4 @@
-"""A level's codes as a FAISS index on the CPU: flat, one byte a number (SQ8), or fast-scan PQ.
+"""A level's codes as a FAISS index on the CPU: flat, one byte a number (SQ8), PQ or RaBitQ.
 
 FAISS finds; the project's own kernel scores what was found and breaks ties by row, so over flat
 codes the answer is the oracle's, and over lossy ones only which rows were found differs. FAISS
@@ -21,7 +21,7 @@ import numpy as np
 from hivlp.index.backends.exact import best_rows
 from hivlp.index.backends.rows import LevelRows, Rows, check_queries, ranked_scores
 from hivlp.index.candidates import Candidates, RowArray
-from hivlp.index.level_index import Capabilities, Codec, SearchParams
+from hivlp.index.level_index import FAST_SCAN, Capabilities, Codec, SearchParams
 from hivlp.index.masks import RowMask
 from hivlp.models.levels import FloatArray
 
@@ -31,9 +31,14 @@ BLAS_FROM = 4_096
 """Queries x dimension from which faiss multiplies matrices instead of scanning query by query."""
 SLACK = 32
 """Rows asked for beyond k, so that rows tied with the k-th are seen."""
-FAST_SCAN_FETCH = 8
+FETCH: dict[Codec, int] = {"flat": 1, "sq8": 1, "pq64x4fs": 8, "rabitqfs": 4}
 """Rows scored by the kernel for each row wanted: fast-scan's own order is coarse, and the prefixes
-of 4,000 rows are scored in a millisecond, where re-scoring them at the next level costs several."""
+of 4,000 rows are scored in a millisecond, where re-scoring them at the next level costs several.
+RaBitQ with 4 holds as much of the finest level's best as PQ with 8 (`bench/fast_scan_fetch.py`)."""
+RABITQ_NUMBERS = 256
+"""RaBitQ's error falls as the root of the dimension: below 64 numbers, more rows are scored."""
+QUERY_BITS = 8
+"""RaBitQ's bits of a query number: 6 loses nothing either, 4 a point, and none is faster."""
 MARGIN = 1e-5
 """More than faiss's inner product of unit vectors can differ from ours by rounding."""
 
@@ -109,7 +114,7 @@ class FaissLevel:
         """Scan and re-score, any k; a mask unless the codes are fast-scan, which refuse one."""
         return Capabilities(
             methods=frozenset({"scan", "rescore"}),
-            mask=self.codec != "pq64x4fs",
+            mask=self.codec not in FAST_SCAN,
             entry_rows=False,
             max_k=None,
             exact=self.codec == "flat",
@@ -132,7 +137,7 @@ class FaissLevel:
         assert entry_rows is None, "a scan has no entry rows"
         assert mask is None or self.capabilities.mask, f"{self.codec} codes take no mask"
         checked = check_queries(queries, self.dim)
-        fetch = (FAST_SCAN_FETCH * k if self.codec == "pq64x4fs" else k) + SLACK
+        fetch = _rows_each(self.codec, self.dim) * k + SLACK
         allowed = self.size if mask is None else mask.count
         if fetch >= allowed or (mask is not None and allowed <= FEW):  # no heap can help
             return [best_rows(self._rows, query, k, mask) for query in checked]
@@ -165,6 +170,11 @@ class FaissLevel:
             return best_rows(self._rows, query, k, mask)
         real = rows[rows >= 0]
         return Candidates.ranked(real, self._rows.score(query, real), k)
+
+
+def _rows_each(codec: Codec, dim: int) -> int:
+    """Rows scored by the kernel for each row wanted of a level of this dimension."""
+    return max(FETCH[codec], RABITQ_NUMBERS // dim if codec == "rabitqfs" else 1)
 
 
 def codec_for(codec: Codec, rows: int) -> Codec:
@@ -242,6 +252,10 @@ def _empty(codec: Codec, dim: int) -> Any:
     if codec == "sq8":  # one range for all numbers: as good as a range each, and faster
         kind = faiss.ScalarQuantizer.QT_8bit_uniform
         return faiss.IndexScalarQuantizer(dim, kind, faiss.METRIC_INNER_PRODUCT)
+    if codec == "rabitqfs":
+        index = faiss.IndexRaBitQFastScan(dim, faiss.METRIC_INNER_PRODUCT)
+        index.qb = QUERY_BITS
+        return index
     return faiss.IndexPQFastScan(dim, subspaces(dim), 4, faiss.METRIC_INNER_PRODUCT)
 
 
@@ -250,6 +264,8 @@ def _codec_of(index: Any) -> Codec | None:
         return "flat"
     if isinstance(index, faiss.IndexPQFastScan):
         return "pq64x4fs"
+    if isinstance(index, faiss.IndexRaBitQFastScan):
+        return "rabitqfs" if index.rabitq.nb_bits == 1 else None
     uniform = faiss.ScalarQuantizer.QT_8bit_uniform
     if isinstance(index, faiss.IndexScalarQuantizer) and index.sq.qtype == uniform:
         return "sq8"

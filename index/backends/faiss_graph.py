@@ -2,21 +2,20 @@
 
 Seeding a graph's search is known (Lucene's SeededKnnVectorQuery, after arXiv 2307.16779; adaptive
 entry points, arXiv 2402.04713); seeding it with the encoder's own early answer is this project's.
-Notable: a graph file holds links alone. What it walks over is not stored twice: level 1 shares the
-scanned codes, and the finest level reads `rows.npy` in place. faiss knows no such array, so the
-first bytes of a private, copy-on-write mapping of the file, npy's header, are replaced by the
-header of an index of the same shape, and faiss reads the mapping without copying.
+Notable: a graph file holds links alone, and what it walks over is not stored twice. Level 1 shares
+the scanned codes; other levels read the rows where they are, a flat index being told that its codes
+lie a whole row apart. So the level before the finest walks the finest level's own links by the
+prefixes of its rows, at no cost in memory, while the encoder's last stage still runs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import faiss as faiss_untyped
 import numpy as np
-import numpy.typing as npt
 
 from hivlp.index.backends.exact import best_rows
 from hivlp.index.backends.faiss_cpu import SLACK, FaissLevel, finite, one_thread, read, write
@@ -32,8 +31,9 @@ LINKS, BUILD_EF = 32, 200
 DEFAULT_EF = 128
 SMALL = 1_000
 """Up to so many rows an exhaustive search is as fast, and exact."""
-NPY_HEADER = 128
 CHUNK = 10_000
+_NOBODY = faiss.IndexFlatIP(1)
+"""Lends its empty owner to views of memory that is numpy's: faiss must not free it."""
 ONE_BY_ONE = 1
 """faiss's search_type: begin at each entry row in turn, sharing what was seen."""
 
@@ -54,11 +54,20 @@ class GraphLevel:
     other out), the level is searched exhaustively: min(k, size) rows always come back.
     """
 
-    def __init__(self, level: int, rows: LevelRows, index: Any, keep: tuple[Any, ...]) -> None:
+    def __init__(
+        self,
+        level: int,
+        rows: LevelRows,
+        index: Any,
+        keep: tuple[Any, ...],
+        *,
+        coarse: bool = False,
+    ) -> None:
         self._level = level
         self._rows = rows
         self._index = index
         self._keep = keep  # what faiss points into
+        self._coarse = coarse  # the walk's own order is rough: everything in the beam is ranked
 
     @property
     def level(self) -> int:
@@ -109,7 +118,7 @@ class GraphLevel:
         return ranked_scores(self._rows, check_queries(queries, self.dim), rows)
 
     def _walk(self, query: FloatArray, k: int, ef: int, entry: RowArray | None) -> Candidates:
-        fetch = min(ef, k + SLACK)
+        fetch = ef if self._coarse else min(ef, k + SLACK)
         params = faiss.SearchParametersHNSW(efSearch=ef)
         if entry is None or not len(entry):
             found = self._index.search(query[None], fetch, params=params)[1][0]
@@ -143,95 +152,70 @@ class GraphLevel:
         return found
 
 
-def write_graph(path: Path, rows: LevelRows) -> None:
-    """Build a graph over a level's unit vectors and write its links.
+def write_graph(
+    path: Path,
+    rows: LevelRows,
+    threads: int = 1,
+    step: Callable[[int], None] | None = None,
+) -> None:
+    """Build a graph over a level's unit vectors with `threads` threads and write its links.
 
-    One thread: the same rows give the same graph. Needs the level in memory as fp32 besides, while
-    it builds. Raises OSError, and ValueError for NaN or Inf.
+    With one thread the graph is a function of the rows; with more, rows are linked in whatever
+    order the threads come to them, and two builds differ, about equally good. `step` is told of
+    every part of the rows that was added. Needs the level in memory as fp32 besides, while it
+    builds. Raises OSError, and ValueError for NaN or Inf.
     """
-    one_thread()
+    assert threads >= 1, threads
     index = faiss.IndexHNSWFlat(rows.dim, LINKS, faiss.METRIC_INNER_PRODUCT)
     index.hnsw.efConstruction = BUILD_EF
-    for start in range(0, rows.size, CHUNK):
-        index.add(finite(rows.vectors(np.arange(start, min(start + CHUNK, rows.size)))))
+    try:
+        faiss.omp_set_num_threads(threads)  # holds for the calling thread alone
+        for start in range(0, rows.size, CHUNK):
+            part = np.arange(start, min(start + CHUNK, rows.size))
+            index.add(finite(rows.vectors(part)))
+            if step is not None:
+                step(len(part))
+    finally:
+        faiss.omp_set_num_threads(1)
     write(index, path, faiss.IO_FLAG_SKIP_STORAGE)
 
 
-def open_graph(
-    path: Path, level: int, rows: LevelRows, codes: FaissLevel | None, rows_file: Path | None
-) -> GraphLevel:
-    """Memory-map a graph, to walk over scanned codes, or else over a rows file, or else a copy.
+def open_graph(path: Path, level: int, rows: LevelRows, codes: FaissLevel | None) -> GraphLevel:
+    """Memory-map a graph, to walk over scanned codes, or else over the rows themselves in place.
 
-    Raises ValueError for what is no graph of these rows.
+    The links may be those of a finer level whose rows' prefixes these are: near rows are near at
+    every level. Raises ValueError for what is no graph of these rows.
     """
     index = read(path, faiss.IO_FLAG_SKIP_STORAGE)
     if not isinstance(index, faiss.IndexHNSW) or index.metric_type != faiss.METRIC_INNER_PRODUCT:
         raise ValueError(f"{type(index).__name__} where an inner-product HNSW graph is expected")
-    if (index.ntotal, index.d) != (rows.size, rows.dim):
+    if index.ntotal != rows.size or index.d not in (rows.dim, rows.matrix.shape[1]):
         raise ValueError(f"a graph of {index.ntotal} vectors of {index.d} numbers")
-    storage, keep = (codes.index, (codes,)) if codes is not None else _storage(rows, rows_file)
-    index.storage = storage
+    storage, keep = (codes.index, codes) if codes is not None else (in_place(rows), rows.matrix)
+    index.storage, index.d = storage, rows.dim
     index.own_fields = False
-    return GraphLevel(level, rows, index, (storage, *keep))
+    by_length = codes is None and rows.inverse_norms is not None
+    return GraphLevel(level, rows, index, (storage, keep), coarse=by_length)
 
 
-def _storage(rows: LevelRows, rows_file: Path | None) -> tuple[Any, tuple[Any, ...]]:
-    """The rows as a faiss index, in place where they are all of a file, and what it points into."""
-    whole = rows.inverse_norms is None and rows.dim == rows.matrix.shape[1]
-    if rows_file is None or not whole or not rows.size:
-        index = faiss.IndexFlatIP(rows.dim)
-        if rows.size:
-            index.add(rows.vectors(np.arange(rows.size)))
-        return index, ()
-    mapped = np.memmap(rows_file, dtype=np.uint8, mode="c").view(np.ndarray)
-    head = _faiss_header(rows)
-    begin = _npy_offset(rows_file) - len(head)
-    if begin < 0:
-        raise ValueError(f"{rows_file.name}: its header is too short")
-    mapped[begin : begin + len(head)] = head
-    body: npt.NDArray[np.uint8] = mapped[begin:]
-    reader = faiss.ZeroCopyIOReader(faiss.swig_ptr(body), len(body))
-    return faiss.read_index(reader, faiss.IO_FLAG_MMAP_IFC), (mapped, reader)
+def in_place(rows: LevelRows) -> Any:
+    """A faiss index of a level's numbers that reads them where they are, copying nothing.
 
-
-def _faiss_header(rows: LevelRows) -> npt.NDArray[np.uint8]:
-    """What precedes the numbers in a faiss file of such rows.
-
-    Taken from an index of one row, with two int64 set: the number of rows, behind the type and the
-    dimension, and the length of the codes, the last. An index of two rows is the check.
+    Its codes lie a whole row apart, of which it reads the first numbers: a prefix that is not made
+    unit length again. It borrows its memory from `rows.matrix`, which must outlive it.
     """
-    one, two = (_header_of(rows, count) for count in (1, 2))
-    assert (_counted(one, 2) == two).all(), "faiss's header has another form"
-    return _counted(one, rows.size)
-
-
-def _counted(one: npt.NDArray[np.uint8], count: int) -> npt.NDArray[np.uint8]:
-    """The header of `count` rows, from that of one."""
-    header = one.copy()
-    for place in (slice(8, 16), slice(len(one) - 8, len(one))):
-        number = int.from_bytes(one[place].tobytes(), "little") * count
-        header[place] = np.frombuffer(number.to_bytes(8, "little"), np.uint8)
-    return header
-
-
-def _header_of(rows: LevelRows, count: int) -> npt.NDArray[np.uint8]:
-    half = rows.matrix.dtype == np.float16
-    kind = faiss.ScalarQuantizer.QT_fp16
-    metric = faiss.METRIC_INNER_PRODUCT
-    index = (
-        faiss.IndexScalarQuantizer(rows.dim, kind, metric) if half else faiss.IndexFlatIP(rows.dim)
-    )
-    index.add(np.zeros((count, rows.dim), np.float32))
-    data: npt.NDArray[np.uint8] = faiss.serialize_index(index)
-    return data[: len(data) - count * rows.dim * rows.matrix.dtype.itemsize]
-
-
-def _npy_offset(path: Path) -> int:
-    """Where the numbers of an npy file begin, in bytes."""
-    with path.open("rb") as file:
-        version = np.lib.format.read_magic(file)
-        if version == (1, 0):
-            np.lib.format.read_array_header_1_0(file)
-        else:
-            np.lib.format.read_array_header_2_0(file)
-        return file.tell()
+    matrix = rows.matrix
+    assert matrix.strides[1] == matrix.itemsize, "numbers of a row must lie side by side"
+    if matrix.dtype == np.float16:
+        kind = faiss.ScalarQuantizer.QT_fp16
+        index = faiss.IndexScalarQuantizer(rows.dim, kind, faiss.METRIC_INNER_PRODUCT)
+        index.sq.code_size = matrix.strides[0]
+    else:
+        index = faiss.IndexFlatIP(rows.dim)
+    index.code_size = matrix.strides[0]
+    if rows.size:
+        data = faiss.swig_ptr(matrix.reshape(-1).view(np.uint8))
+        view = faiss.MaybeOwnedVectorUInt8.create_view
+        index.codes = view(data, matrix.nbytes, _NOBODY.codes.owner)
+    index.ntotal = rows.size
+    return index

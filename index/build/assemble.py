@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,7 @@ from hivlp.index.build.columns import metadata_columns
 from hivlp.index.build.embeddings import EmbeddingCache
 from hivlp.index.build.encode import EncodedItem
 from hivlp.index.candidates import RowArray
-from hivlp.index.level_index import Codec, RowsType
+from hivlp.index.level_index import FAST_SCAN, MASKABLE, Codec, Must, RowsType
 from hivlp.index.snapshot import layout
 from hivlp.index.snapshot.catalogue import ID, IMAGE, id_index, write_table
 from hivlp.models.levels import GalleryKind, LevelSpec, Modality
@@ -83,19 +83,47 @@ def write_side(
 
 
 def write_faiss(
-    folder: Path, side: BuiltSide, levels: Sequence[int], level1: Codec = "flat"
+    folder: Path,
+    side: BuiltSide,
+    levels: Sequence[int],
+    level1: Codec = "flat",
+    maskable: Codec | None = None,
 ) -> None:
-    """The given levels of a side as FAISS indexes: flat, but for level 1's own codec."""
+    """The given levels of a side as FAISS indexes: flat, but for level 1's own codec.
+
+    `maskable` is the codec of level 1's second codes (None: it has none).
+    """
     for level in levels:
         path = folder / layout.faiss_file(side.modality, level)
         write_level(path, side.rows[level], level1 if level == 1 else "flat")
+    if maskable is not None:
+        write_level(folder / layout.maskable_file(side.modality), side.rows[1], maskable)
 
 
-def write_graphs(folder: Path, side: BuiltSide) -> tuple[int, ...]:
-    """The graphs of the coarsest and the finest level; returns the levels."""
-    levels = tuple(sorted({min(side.rows), max(side.rows)}))
+def maskable_beside(level1: Codec, must: Sequence[Must]) -> Codec | None:
+    """The codec of the second codes that a side with such a level 1 needs, or None."""
+    return MASKABLE if "mask" in must and level1 in FAST_SCAN else None
+
+
+def graph_levels(side: BuiltSide) -> tuple[int, ...]:
+    """The levels that get a graph: the coarsest and the finest."""
+    return tuple(sorted({min(side.rows), max(side.rows)}))
+
+
+def write_graphs(
+    folder: Path,
+    side: BuiltSide,
+    threads: int = 1,
+    step: Callable[[int], None] | None = None,
+) -> tuple[int, ...]:
+    """The graphs of `graph_levels`, which are returned; `step` is told of every part of the rows.
+
+    Only one thread gives the same graphs again.
+    """
+    levels = graph_levels(side)
     for level in levels:
-        write_graph(folder / layout.graph_file(side.modality, level), side.rows[level])
+        path = folder / layout.graph_file(side.modality, level)
+        write_graph(path, side.rows[level], threads, step)
     return levels
 
 

@@ -15,26 +15,29 @@ from pathlib import Path
 
 import numpy as np
 
-from hivlp.index.backends.choose import faiss_version
+from hivlp.index.backends.choose import faiss_version, open_level
 from hivlp.index.build import gate
 from hivlp.index.build.answers import item_groups
 from hivlp.index.build.assemble import (
     BuiltSide,
+    graph_levels,
     write_catalogue,
     write_faiss,
     write_graphs,
     write_side,
 )
-from hivlp.index.build.choice import Wishes, choose, over_limits
+from hivlp.index.build.choice import Means, choose
 from hivlp.index.build.corpus import Corpus
 from hivlp.index.build.embeddings import EmbeddingCache
 from hivlp.index.build.encode import Encoded, encode_corpus, write_failures
 from hivlp.index.build.measure import Measured, StagedSide, measure
 from hivlp.index.build.model import Model
 from hivlp.index.build.queries import QuerySet, image_queries, text_queries
+from hivlp.index.build.served import useless_graph, without_graph
+from hivlp.index.build.wishes import Wishes
 from hivlp.index.candidates import RowArray
 from hivlp.index.errors import BuildError
-from hivlp.index.level_index import RowsType
+from hivlp.index.level_index import LevelIndex, RowsType
 from hivlp.index.snapshot import layout
 from hivlp.index.snapshot.manifest import (
     BuildRecord,
@@ -60,6 +63,7 @@ class BuildSettings:
     """How to build. `max_failures` is a share; `sample` the most queries widths are measured on.
 
     `wishes` say which family and codes are wanted, or the limits to choose them within.
+    `build_threads` build graphs: with more than one, the same rows give another graph each time.
     """
 
     batch_size: int = 32
@@ -70,6 +74,7 @@ class BuildSettings:
     target: float = 0.99
     rows_type: RowsType = "fp32"
     wishes: Wishes = field(default_factory=Wishes)
+    build_threads: int = 1
     activate: bool = True
     quiet: bool = False
 
@@ -137,17 +142,8 @@ def _build_index(
             _assemble(draft, model, cache, settings)
             _encode_queries(draft, corpus, model, settings)
             _choose(draft, model, settings)
-            sides = _gate(draft, model)
-            draft.measured = measure(
-                sides,
-                draft.queries,
-                model.levels,
-                model.gallery,
-                settings.target,
-                groups=_groups(draft, settings),
-                quiet=settings.quiet,
-            )
-            draft.notes += draft.measured.notes
+            sides = _gate(draft)
+            _measure(draft, sides, model, settings)
             manifest = _manifest(draft, corpus, model, settings, version_of_faiss)
             write_manifest(staging.path, manifest)
             path = store.publish(staging, activate=settings.activate)
@@ -182,19 +178,73 @@ def _assemble(draft: _Draft, model: Model, cache: EmbeddingCache, settings: Buil
 def _choose(draft: _Draft, model: Model, settings: BuildSettings) -> None:
     """Family and codes of each side, by the captions where there are any; then write them."""
     rows = sum(built.size for built in draft.sides.values())
+    means = Means(settings.build_threads, settings.materialise)
     for side, built in draft.sides.items():
         queries = draft.queries.get("text") or draft.queries.get(side)
         wishes = settings.wishes.share(built.size / rows)
-        options = choose(built, queries, model.levels, model.gallery, wishes, settings.target)
+        options = choose(
+            built, queries, model.levels, model.gallery, wishes, settings.target, means
+        )
         draft.options[side] = options
         taken = next(option for option in options if option.chosen)
         draft.notes += [
             f"{side}: the {taken.family} family over {taken.level1} codes is {missed}"
-            for missed in over_limits(taken, wishes)
+            for missed in wishes.over(taken)
         ]
-        write_faiss(draft.staging.path, built, _faiss_levels(model, settings), taken.level1)
+        levels = _faiss_levels(model, settings)
+        write_faiss(draft.staging.path, built, levels, taken.level1, taken.maskable)
         if taken.family == "graph":
-            draft.graphs[side] = write_graphs(draft.staging.path, built)
+            draft.graphs[side] = _write_graphs(draft, built, settings)
+
+
+def _write_graphs(draft: _Draft, built: BuiltSide, settings: BuildSettings) -> tuple[int, ...]:
+    total = built.size * len(graph_levels(built))
+    task = f"build {built.modality} graphs"
+    with Progress(task, total, "row", quiet=settings.quiet) as progress:
+        threads = settings.build_threads
+        return write_graphs(draft.staging.path, built, threads, progress.step)
+
+
+def _measure(
+    draft: _Draft, sides: dict[Modality, StagedSide], model: Model, settings: BuildSettings
+) -> None:
+    """Measure every direction; once more by scans where a side's graphs turned out useless."""
+    while True:
+        draft.measured = measure(
+            sides,
+            draft.queries,
+            model.levels,
+            model.gallery,
+            settings.target,
+            groups=_groups(draft, settings),
+            quiet=settings.quiet,
+        )
+        useless = _drop_useless_graphs(draft, settings)
+        if not useless:
+            break
+        for side in useless:
+            sides[side].graphs = {}
+    draft.notes += draft.measured.notes
+
+
+def _drop_useless_graphs(draft: _Draft, settings: BuildSettings) -> list[Modality]:
+    """The sides whose graphs gain nothing: the scan is to serve them, and no graph is kept."""
+    dropped: list[Modality] = []
+    for side, built in draft.sides.items():
+        levels = draft.graphs.get(side, ())
+        reason = useless_graph(draft.measured.widths, side, built.size) if levels else None
+        if reason is None:
+            continue
+        if settings.wishes.family == "graph":
+            draft.notes.append(f"{side}: {reason}; it is kept, as asked for")
+            continue
+        draft.notes.append(f"{side}: {reason}; the scan serves this side instead")
+        for level in levels:
+            (draft.staging.path / layout.graph_file(side, level)).unlink()
+        del draft.graphs[side]
+        draft.options[side] = without_graph(draft.options[side], reason)
+        dropped.append(side)
+    return dropped
 
 
 def _faiss_levels(model: Model, settings: BuildSettings) -> tuple[int, ...]:
@@ -203,7 +253,7 @@ def _faiss_levels(model: Model, settings: BuildSettings) -> tuple[int, ...]:
     return every if settings.materialise or model.gallery == "per_exit" else every[:1]
 
 
-def _gate(draft: _Draft, model: Model) -> dict[Modality, StagedSide]:
+def _gate(draft: _Draft) -> dict[Modality, StagedSide]:
     """Check what was written; returns the sides, opened."""
     items = draft.encoded.items
     gate.check_items(items)
@@ -212,11 +262,12 @@ def _gate(draft: _Draft, model: Model) -> dict[Modality, StagedSide]:
     sides = {}
     for side, built in draft.sides.items():
         try:
-            opened = sides[side] = StagedSide(draft.staging.path, built, model.gallery)
+            opened = sides[side] = StagedSide(draft.staging.path, built)
+            beside = _maskable(draft, side, built)
         except ValueError as error:  # cut short by a disk that filled up as it was closed
             raise BuildError(f"a FAISS file of the {side} side came out broken: {error}") from error
         codes = {n: opened.levels[n] for n in built.rows if opened.has_codes(n)}
-        for indexes in (codes, opened.graphs):
+        for indexes in (codes, opened.graphs, beside):
             tried = gate.check_self_retrieval(built, indexes, ids, rng)
         draft.gate[f"{side}_rows"] = float(built.size)
         draft.gate[f"{side}_self_retrieval_rows"] = tried
@@ -228,6 +279,12 @@ def _groups(draft: _Draft, settings: BuildSettings) -> RowArray:
     group, items = settings.metadata_group, draft.encoded.items
     values = None if group is None else [item.metadata.get(group) for item in items]
     return item_groups(values, len(items))
+
+
+def _maskable(draft: _Draft, side: Modality, built: BuiltSide) -> dict[int, LevelIndex]:
+    """Level 1's second codes, opened, where it has any."""
+    file = draft.staging.path / layout.maskable_file(side)
+    return {1: open_level(1, built.rows[1], file, "faiss-cpu")} if file.is_file() else {}
 
 
 def _encode_queries(draft: _Draft, corpus: Corpus, model: Model, settings: BuildSettings) -> None:
@@ -302,6 +359,8 @@ def _manifest(
             metadata_group=settings.metadata_group,
             sample=settings.sample,
             target=settings.target,
+            must=settings.wishes.must,
+            build_threads=settings.build_threads,
         ),
         options=draft.options,
         widths=tuple(draft.measured.widths),
@@ -326,4 +385,5 @@ def _side_record(
         level1=taken.level1,
         rows_type=settings.rows_type,
         graph_levels=draft.graphs.get(side, ()),
+        maskable=taken.maskable,
     )

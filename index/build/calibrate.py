@@ -93,6 +93,15 @@ class RecallNow:
         return self.promised is None or self.recall >= self.promised
 
 
+@dataclass(frozen=True, slots=True)
+class NotMeasured:
+    """A direction whose recall can't be measured now, and why."""
+
+    query: Modality
+    searched: Modality
+    reason: str
+
+
 def calibrate(
     store: SnapshotStore,
     name: str,
@@ -177,7 +186,7 @@ def _renewed(
 
 def check_recall(
     snapshot: Snapshot, model: Model, sample: int = 500, seed: int = SEED + 1
-) -> list[RecallNow]:
+) -> list[RecallNow | NotMeasured]:
     """What the snapshot's own plans find now, on queries drawn anew, for every k measured."""
     model.check_fits(snapshot.manifest.gallery_space)
     sampled, _ = sample_queries(snapshot, model, sample, seed)
@@ -191,7 +200,7 @@ def check_recall(
 
 def _recall_now(
     snapshot: Snapshot, searched: Modality, query: Modality, queries: QuerySet
-) -> list[RecallNow]:
+) -> list[RecallNow | NotMeasured]:
     side = snapshot.sides[searched]
     held_out = np.ones(len(queries), dtype=np.bool_)
     direction = Direction(searched, query, queries.outputs, side.rows, held_out)
@@ -202,10 +211,11 @@ def _recall_now(
     # Doubles of a query would take the places of what it should find: such queries don't count.
     fair = [i for i, rows in enumerate(own) if len(rows) <= 1]
     if not fair:
-        return []
+        reason = f"every one of {len(own)} queries has doubles among the rows"
+        return [NotMeasured(query, searched, reason)]
     outputs = {level: vectors[fair] for level, vectors in queries.outputs.items()}
     searcher = LocalSearcher(snapshot)
-    found = []
+    found: list[RecallNow | NotMeasured] = []
     for name in PLANS:
         for k in KS:
             plan = searcher.plan(PlanRequest(searched, query, k + 1, name))

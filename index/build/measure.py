@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from hivlp.index.backends.choose import open_graph, open_level
+from hivlp.index.backends.choose import open_graphs, open_level
 from hivlp.index.backends.rows import LevelRows
 from hivlp.index.build.answers import answers_for
 from hivlp.index.build.assemble import BuiltSide
@@ -57,22 +57,20 @@ class OpenSide(Protocol):
 class StagedSide:
     """A side whose files were written but not published yet, opened."""
 
-    def __init__(self, folder: Path, built: BuiltSide, gallery: GalleryKind) -> None:
+    def __init__(self, folder: Path, built: BuiltSide) -> None:
         self.rows = built.rows
         self.row_items = built.row_items
         self._codes: set[int] = set()
         self.levels: dict[int, LevelIndex] = {}
-        self.graphs: dict[int, LevelIndex] = {}
         for level, rows in built.rows.items():
             codes = folder / layout.faiss_file(built.modality, level)
             if codes.is_file():
                 self._codes.add(level)
             codes_file = codes if level in self._codes else None
             self.levels[level] = open_level(level, rows, codes_file, "faiss-cpu")
-            graph = folder / layout.graph_file(built.modality, level)
-            if graph.is_file():
-                rows_file = folder / layout.rows_file(built.modality, gallery, level)
-                self.graphs[level] = open_graph(graph, rows, self.levels[level], rows_file)
+        files = {n: folder / layout.graph_file(built.modality, n) for n in built.rows}
+        there = {level: file for level, file in files.items() if file.is_file()}
+        self.graphs = open_graphs(there, built.rows, self.levels)
 
     def has_codes(self, level: int) -> bool:
         """Whether the level was written as a FAISS file."""

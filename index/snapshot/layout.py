@@ -22,6 +22,11 @@ def faiss_file(side: Modality, level: int) -> str:
     return f"{side}/level{level}.faiss"
 
 
+def maskable_file(side: Modality) -> str:
+    """Level 1 once more, in codes that take a mask, where its own refuse one."""
+    return f"{side}/level1.maskable.faiss"
+
+
 def graph_file(side: Modality, level: int) -> str:
     """The links of a level's graph."""
     return f"{side}/level{level}.hnsw"

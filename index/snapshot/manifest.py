@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from hivlp.index.cascade import PlanName
 from hivlp.index.early_exit import ExitRule, Gate
 from hivlp.index.errors import SnapshotCorrupt
-from hivlp.index.level_index import Codec, Family, RowsType
+from hivlp.index.level_index import Codec, Family, Must, RowsType
 from hivlp.index.plans import WidthKey, WidthPoint
 from hivlp.models.artifact import UNSEALED, FileRecord, broken_seal, sealed_json
 from hivlp.models.levels import GalleryKind, LevelSpec, Modality
@@ -40,7 +40,8 @@ class SideRecord(_Part):
     """One gallery side: rows, the most rows of any item, and which levels are FAISS files.
 
     Since format 2: the codec of level 1's FAISS file, how rows are kept, and which levels have a
-    graph (none in the scan family).
+    graph (none in the scan family). Since format 3: the codec of level 1's second codes, which take
+    a mask where its own don't (None: there are none).
     """
 
     rows: int = Field(ge=1)
@@ -50,6 +51,7 @@ class SideRecord(_Part):
     level1: Codec = "flat"
     rows_type: RowsType = "fp32"
     graph_levels: tuple[int, ...] = ()
+    maskable: Codec | None = None
 
 
 class DirectedRecord(_Part):
@@ -166,11 +168,13 @@ class OptionRecord(_Part):
     carried over to all `rows`, or (None) not measured.
 
     `recall` is ANN recall@10 of held-out queries, `search_ms` the whole search of one query,
-    `after_ms` what of it comes after the last exit.
+    `after_ms` what of it comes after the last exit. Since format 3: `maskable`, the codes that it
+    would keep beside level 1's for masked searches.
     """
 
     family: Family
     level1: Codec
+    maskable: Codec | None = None
     rows: int
     recall: float | None = None
     search_ms: float | None = None
@@ -191,7 +195,9 @@ class CorpusRecord(_Part):
 
 
 class BuildRecord(_Part):
-    """Settings that the build ran with."""
+    """Settings that the build ran with. Since format 3: what the index must do, and how many
+    threads built its graphs.
+    """
 
     batch_size: int
     max_failures: float
@@ -199,12 +205,15 @@ class BuildRecord(_Part):
     metadata_group: str | None = None
     sample: int
     target: float
+    must: tuple[Must, ...] = ()
+    build_threads: int = 1
 
 
 class SnapshotManifest(_Part):
     """Everything needed to open, check and search one version of an index.
 
-    Format 1 is read too: it holds no codes but flat ones, no graphs and no fp16 rows.
+    Formats 1 and 2 are read too: neither holds RaBitQ or maskable second codes, and format 1 no
+    codes but flat ones, no graphs and no fp16 rows.
     """
 
     format_version: Literal[1, 2, 3] = 3

@@ -19,7 +19,14 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from hivlp.index.backends.choose import Backend, open_graph, open_level
+from hivlp.index.backends.choose import (
+    Backend,
+    Chosen,
+    choose_backend,
+    link_levels,
+    open_graph,
+    open_level,
+)
 from hivlp.index.backends.rows import LevelRows, StoredArray
 from hivlp.index.candidates import RowArray
 from hivlp.index.errors import SnapshotCorrupt
@@ -36,7 +43,8 @@ class Side:
     """One gallery side: rows 0..N-1, the same in every level.
 
     The best `rows_for_items[n - 1]` rows are sure to hold n different items. `graphs` are the
-    levels that a graph stage can walk, none in the scan family or without FAISS.
+    levels that a graph stage can walk, none in the scan family or without FAISS. `maskable` is
+    level 1 in codes that take a mask, where its own don't.
     """
 
     modality: Modality
@@ -46,6 +54,7 @@ class Side:
     rows_for_items: RowArray
     texts: Any = None
     graphs: Mapping[int, LevelIndex] = field(default_factory=dict)
+    maskable: LevelIndex | None = None
 
     @property
     def size(self) -> int:
@@ -86,11 +95,12 @@ class Snapshot:
 
         Files larger than `hash_up_to_bytes` are checked by size alone (None: all are hashed), but
         for tables: a changed byte in one can end the process that reads it.
-        Raises SnapshotCorrupt naming the first file that is missing, changed or unexpected.
+        Raises SnapshotCorrupt naming the first file that is missing, changed or unexpected;
+        NoDevice and MissingExtra for a backend that isn't there.
         """
         manifest = read_manifest(path, index, version)
         check_files(path, manifest, hash_up_to_bytes)
-        opener = _Opener(path, manifest, backend)
+        opener = _Opener(path, manifest, choose_backend(backend))
         sides = {side: opener.side(side) for side in layout.SIDES if side in manifest.sides}
         return Snapshot(path, manifest, opener.catalogue(), sides)
 
@@ -145,7 +155,7 @@ def _is_hashed(name: str, size: int, up_to_bytes: int | None) -> bool:
 class _Opener:
     """Opens the parts of one snapshot; every failure names the file."""
 
-    def __init__(self, path: Path, manifest: SnapshotManifest, backend: Backend) -> None:
+    def __init__(self, path: Path, manifest: SnapshotManifest, backend: Chosen) -> None:
         self._path = path
         self._manifest = manifest
         self._backend = backend
@@ -163,22 +173,29 @@ class _Opener:
         levels = {level: self._level(side, level, own) for level, own in rows.items()}
         row_items = cast(RowArray, self._array(layout.row_items_file(side), (count,), np.int64))
         texts = self._table(layout.TEXTS, count).column("text") if side == "text" else None
+        stored = self._manifest.sides[side].graph_levels if self._backend != "numpy" else ()
         graphs = {
-            level: self._graph(side, level, rows[level], levels[level])
-            for level in self._manifest.sides[side].graph_levels
-            if self._backend == "faiss-cpu"
+            level: self._graph(layout.graph_file(side, own), rows[level], levels[level])
+            for level, own in link_levels(stored, rows)
         }
-        return Side(side, levels, rows, row_items, _rows_for_items(row_items), texts, graphs)
+        maskable = self._maskable(side, rows)
+        needed = _rows_for_items(row_items)
+        return Side(side, levels, rows, row_items, needed, texts, graphs, maskable)
 
     def _rows(self, side: Modality, count: int) -> dict[int, LevelRows]:
         specs = self._manifest.specs
         nested = self._manifest.gallery == "nested"
         norms = self._norms(side, count) if nested and len(specs) > 1 else None
-        rows = {}
+        rows: dict[int, LevelRows] = {}
+        opened: dict[str, StoredArray] = {}
         for spec in specs:
             width = specs[-1].dim if nested else spec.dim
             name = layout.rows_file(side, self._manifest.gallery, spec.level)
-            matrix = cast(StoredArray, self._array(name, (count, width), self._dtype(side)))
+            if name not in opened:
+                opened[name] = cast(
+                    StoredArray, self._array(name, (count, width), self._dtype(side))
+                )
+            matrix = opened[name]
             own = norms[spec.level - 1] if norms is not None and spec.dim < width else None
             rows[spec.level] = LevelRows(matrix, spec.dim, own)
         return rows
@@ -193,19 +210,28 @@ class _Opener:
     def _level(self, side: Modality, level: int, rows: LevelRows) -> LevelIndex:
         stored = level in self._manifest.sides[side].faiss_levels
         name = layout.faiss_file(side, level)
+        return self._codes(name, stored, level, rows, self._backend)
+
+    def _maskable(self, side: Modality, rows: Mapping[int, LevelRows]) -> LevelIndex | None:
+        """Level 1's second codes; without FAISS the rows themselves take a mask."""
+        if self._manifest.sides[side].maskable is None or self._backend == "numpy":
+            return None
+        return self._codes(layout.maskable_file(side), True, 1, rows[1], "faiss-cpu")
+
+    def _codes(
+        self, name: str, stored: bool, level: int, rows: LevelRows, backend: Chosen
+    ) -> LevelIndex:
         try:
-            opened = open_level(level, rows, self._path / name if stored else None, self._backend)
+            opened = open_level(level, rows, self._path / name if stored else None, backend)
         except ValueError as error:
             raise self._corrupt(name, str(error)) from error
         if (opened.size, opened.dim) != (rows.size, rows.dim):
             raise self._corrupt(name, f"holds {opened.size} vectors of {opened.dim} numbers")
         return opened
 
-    def _graph(self, side: Modality, level: int, rows: LevelRows, codes: LevelIndex) -> LevelIndex:
-        name = layout.graph_file(side, level)
-        rows_name = layout.rows_file(side, self._manifest.gallery, level)
+    def _graph(self, name: str, rows: LevelRows, codes: LevelIndex) -> LevelIndex:
         try:
-            return open_graph(self._path / name, rows, codes, self._path / rows_name)
+            return open_graph(self._path / name, rows, codes)
         except ValueError as error:
             raise self._corrupt(name, str(error)) from error
 

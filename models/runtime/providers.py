@@ -21,7 +21,15 @@ _CUDA = "CUDAExecutionProvider"
 # Distributions that install into the same folder: the one installed last wins, file by file.
 _RIVALS: dict[str, tuple[str, ...]] = {
     "onnxruntime": ("onnxruntime", "onnxruntime-gpu"),
-    "faiss": ("faiss-cpu", "faiss-gpu", "faiss-gpu-cu11", "faiss-gpu-cu12"),
+    "faiss": (
+        "faiss-cpu",
+        "faiss-gpu",
+        "faiss-gpu-cu11",
+        "faiss-gpu-cu12",
+        "faiss-gpu-cuvs",
+        "faiss-gpu-cu12-cuvs",
+        "faiss-gpu-cu13-cuvs",
+    ),
 }
 
 

@@ -7,9 +7,10 @@ process is in. A pool sized by the host's processors would thrash under a quota.
 from __future__ import annotations
 
 import os
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
-_MOUNT = Path("sys/fs/cgroup")
+from hivlp.models.runtime.cgroups import MOUNT, group, read, with_parents
+
 _V1_FOLDERS = ("cpu", "cpu,cpuacct", "cpuacct,cpu")
 
 
@@ -32,8 +33,8 @@ def _affinity() -> int:
 def _v2_quotas(root: Path) -> list[float]:
     """`cpu.max` holds "quota period" or "max period", in microseconds."""
     quotas = []
-    for folder in _with_parents(root / _MOUNT, _group(root, controller="")):
-        words = _read(folder / "cpu.max").split()
+    for folder in with_parents(root / MOUNT, group(root, controller="")):
+        words = read(folder / "cpu.max").split()
         if len(words) == 2 and words[0].isdigit() and words[1].isdigit() and int(words[1]):
             quotas.append(int(words[0]) / int(words[1]))
     return quotas
@@ -43,34 +44,9 @@ def _v1_quotas(root: Path) -> list[float]:
     """`cpu.cfs_quota_us` is -1 where there is none."""
     quotas = []
     for name in _V1_FOLDERS:
-        for folder in _with_parents(root / _MOUNT / name, _group(root, controller="cpu")):
-            quota = _read(folder / "cpu.cfs_quota_us").strip()
-            period = _read(folder / "cpu.cfs_period_us").strip()
+        for folder in with_parents(root / MOUNT / name, group(root, controller="cpu")):
+            quota = read(folder / "cpu.cfs_quota_us").strip()
+            period = read(folder / "cpu.cfs_period_us").strip()
             if quota.isdigit() and period.isdigit() and int(period):
                 quotas.append(int(quota) / int(period))
     return quotas
-
-
-def _group(root: Path, *, controller: str) -> str:
-    """The process's group for a v1 controller, or with "" its v2 group; "/" where unknown."""
-    for line in _read(root / "proc/self/cgroup").splitlines():
-        _, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        if controller in controllers.split(","):
-            return path
-    return "/"
-
-
-def _with_parents(mount: Path, group: str) -> list[Path]:
-    """The group's folder and all those above it: each may hold a smaller quota."""
-    inside = PurePosixPath(group.lstrip("/"))
-    if ".." in inside.parts:  # the group lies outside what this namespace shows
-        return [mount]
-    return [mount / folder for folder in (inside, *inside.parents)]
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError:
-        return ""

@@ -15,10 +15,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from hivlp.index.build.build import BuildReport, BuildSettings, build_index
-from hivlp.index.build.choice import Wishes
 from hivlp.index.build.corpus import FolderCorpus, open_corpus
 from hivlp.index.build.items import BadItem, Item
 from hivlp.index.build.model import Model, query_outputs
+from hivlp.index.build.wishes import Wishes
 from hivlp.index.cascade import PlanRequest
 from hivlp.index.errors import BuildError, CorpusError
 from hivlp.index.local_searcher import LocalSearcher

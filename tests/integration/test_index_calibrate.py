@@ -10,14 +10,16 @@ import pytest
 from hivlp.index.build.build import BuildSettings, build_index
 from hivlp.index.build.calibrate import (
     CalibrationSettings,
+    NotMeasured,
+    RecallNow,
     calibrate,
     check_recall,
     read_queries,
 )
-from hivlp.index.build.choice import Wishes
 from hivlp.index.build.corpus import open_corpus
 from hivlp.index.build.model import Model
 from hivlp.index.build.tables import recall_table
+from hivlp.index.build.wishes import Wishes
 from hivlp.index.errors import BuildError
 from hivlp.index.snapshot.manifest import SnapshotManifest, write_manifest
 from hivlp.index.snapshot.store import SnapshotStore
@@ -146,7 +148,11 @@ def test_a_file_system_without_hard_links_is_an_error_of_the_build(
 
 
 def test_what_was_promised_is_found_again(store: SnapshotStore, model: Model) -> None:
-    found = check_recall(store.open("default"), model, sample=40)
+    everything = check_recall(store.open("default"), model, sample=40)
+    found = [now for now in everything if isinstance(now, RecallNow)]
+    (left,) = [now for now in everything if isinstance(now, NotMeasured)]
+    assert (left.query, left.searched) == ("image", "image")
+    assert "doubles" in left.reason
     assert {(r.query, r.searched) for r in found} == {  # every picture here has doubles
         ("image", "text"), ("text", "image"), ("text", "text")
     }  # fmt: skip
@@ -158,7 +164,8 @@ def test_a_promise_that_does_not_hold_is_told(store: SnapshotStore, model: Model
     snapshot = store.open("default")
     lies = tuple(r.model_copy(update={"recall_lower": 1.5}) for r in snapshot.manifest.widths)
     snapshot.manifest = snapshot.manifest.model_copy(update={"widths": lies})
-    assert not any(now.kept for now in check_recall(snapshot, model, sample=40))
+    measured = check_recall(snapshot, model, sample=40)
+    assert not any(now.kept for now in measured if isinstance(now, RecallNow))
 
 
 def test_a_target_out_of_reach_is_marked_in_the_table(store: SnapshotStore) -> None:

@@ -11,11 +11,15 @@ from typing import Any
 import httpx
 import pytest
 
+from hivlp.index.backends.choose import choose_backend
+from hivlp.index.backends.exact import ExactLevel
 from hivlp.index.early_exit import SIGNALS
-from hivlp.index.errors import SnapshotCorrupt
+from hivlp.index.errors import NoDevice, SnapshotCorrupt
+from hivlp.index.local_searcher import LocalSearcher
 from hivlp.index.snapshot.manifest import ExitRecord, ExitTrial, GateRecord, write_manifest
 from hivlp.index.snapshot.store import SnapshotStore
-from hivlp.models.errors import ArtifactError, SpaceMismatch
+from hivlp.models.errors import ArtifactError, MissingExtra, SpaceMismatch
+from hivlp.service import loading
 from hivlp.service.answers import InfoAnswer, SearchAnswer
 from hivlp.service.app import create_app
 from hivlp.service.loading import NothingToServe, find_artifact, load_catalogue, names_to_serve
@@ -168,6 +172,46 @@ def test_a_broken_file_keeps_the_service_from_being_ready(tmp_path: Path, corpus
     target.write_bytes(data)
     with pytest.raises(SnapshotCorrupt, match=r"items\.arrow"):
         load_catalogue(Settings(home=home))
+
+
+def test_a_version_is_read_through_before_it_serves_as_far_as_there_is_room(
+    home: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lines() -> list[str]:
+        found = [record.message for record in caplog.records if "read through" in record.message]
+        caplog.clear()
+        return found
+
+    with caplog.at_level("INFO", logger="hivlp.service"):
+        load_catalogue(Settings(home=home))
+        (line,) = lines()
+        assert "left to the disk" not in line
+        monkeypatch.setattr(loading, "available_memory", lambda: 0)
+        load_catalogue(Settings(home=home))
+        (line,) = lines()
+        assert "0 files" in line
+        assert "image/rows.npy" in line
+        load_catalogue(Settings(home=home, warm=False))
+        assert lines() == []
+
+        def unreadable(*_: object) -> None:
+            raise PermissionError(13, "Permission denied")
+
+        monkeypatch.setattr(loading, "prefault", unreadable)
+        load_catalogue(Settings(home=home))
+        (line,) = lines()
+        assert "not read through: [Errno 13] Permission denied" in line
+
+
+def test_a_backend_can_be_asked_for_and_an_absent_one_is_an_error(home: Path) -> None:
+    catalogue = load_catalogue(Settings(home=home, backend="numpy", warm=False))
+    with catalogue.lease("default") as searcher:
+        assert isinstance(searcher, LocalSearcher)
+        levels = searcher.snapshot.sides["image"].levels
+        assert {type(level) for level in levels.values()} == {ExactLevel}
+    if choose_backend("auto") == "faiss-cpu":
+        with pytest.raises((MissingExtra, NoDevice)):
+            load_catalogue(Settings(home=home, backend="faiss-gpu"))
 
 
 def test_an_index_of_another_model_is_refused(home: Path, tmp_path: Path) -> None:

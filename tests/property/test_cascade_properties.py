@@ -11,8 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hivlp.index.backends.choose import (
-    BACKENDS,
-    Backend,
+    Chosen,
     open_graph,
     open_level,
     write_graph,
@@ -28,6 +27,7 @@ from hivlp.index.plans import make_plan, stage_query
 from hivlp.models.levels import FloatArray, nested_prefix, normalise
 from tests.fakes import DIMS, specs, unit_vectors
 
+BACKENDS: tuple[Chosen, ...] = ("faiss-cpu", "numpy")
 TASTE = settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True
 )
@@ -61,7 +61,7 @@ def exits(draw: st.DrawFn) -> dict[int, FloatArray]:
     return outputs
 
 
-def open_levels(gallery: FloatArray, backend: Backend) -> dict[int, LevelIndex]:
+def open_levels(gallery: FloatArray, backend: Chosen) -> dict[int, LevelIndex]:
     levels: dict[int, LevelIndex] = {}
     with tempfile.TemporaryDirectory() as folder:
         for spec in specs():
@@ -95,7 +95,7 @@ def exhaustive(levels: dict[int, LevelIndex], outputs: dict[int, FloatArray], k:
 @TASTE
 @given(galleries(), exits(), st.integers(1, 300), st.sampled_from(BACKENDS))
 def test_keeping_everything_equals_exhaustive_search_of_the_finest_level(
-    gallery: FloatArray, outputs: dict[int, FloatArray], k: int, backend: Backend
+    gallery: FloatArray, outputs: dict[int, FloatArray], k: int, backend: Chosen
 ) -> None:
     levels = open_levels(gallery, backend)
     count = len(gallery)
@@ -138,7 +138,7 @@ def test_survivors_are_nested_and_every_hit_survived_each_stage(
     outputs: dict[int, FloatArray],
     k: int,
     data: st.DataObject,
-    backend: Backend,
+    backend: Chosen,
 ) -> None:
     levels = open_levels(gallery, backend)
     second = data.draw(st.integers(k, 2 * k))
@@ -156,7 +156,7 @@ def test_survivors_are_nested_and_every_hit_survived_each_stage(
 @TASTE
 @given(galleries(), exits(), st.integers(1, 80), st.integers(1, 80), st.sampled_from(BACKENDS))
 def test_a_wider_first_stage_keeps_what_a_narrower_one_kept(
-    gallery: FloatArray, outputs: dict[int, FloatArray], a: int, b: int, backend: Backend
+    gallery: FloatArray, outputs: dict[int, FloatArray], a: int, b: int, backend: Chosen
 ) -> None:
     level = open_levels(gallery, backend)[1]
     small, large = sorted((a, b))
@@ -204,7 +204,7 @@ def test_under_a_mask_keeping_everything_equals_exhaustive_search_of_what_is_all
     outputs: dict[int, FloatArray],
     k: int,
     data: st.DataObject,
-    backend: Backend,
+    backend: Chosen,
 ) -> None:
     levels = open_levels(gallery, backend)
     count = len(gallery)
@@ -240,7 +240,7 @@ def test_a_graph_ranks_what_it_finds_exactly_and_finds_all_with_a_wide_beam(
     exact = ExactLevel(3, rows)
     with tempfile.TemporaryDirectory() as folder:
         write_graph(Path(folder) / "level3.hnsw", rows)
-        graph = open_graph(Path(folder) / "level3.hnsw", rows, exact, None)
+        graph = open_graph(Path(folder) / "level3.hnsw", rows, exact)
     entry = data.draw(st.lists(st.integers(0, len(gallery) - 1), unique=True, max_size=50))
     for entries in (None, [np.array(entry, dtype=np.int64)]):
         found = graph.search(outputs[3], k, SearchParams(ef=ef), entries, None)[0]

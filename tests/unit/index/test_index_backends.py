@@ -1,82 +1,36 @@
 """One body for every backend: each answers as the slow obvious search does.
 
 Exact kinds equal the oracle; lossy ones (codes, a narrow beam) reach a recall floor, and what they
-return is scored and ranked exactly.
+return is scored and ranked exactly. The kind `gpu` needs a device; `gpu-fake` runs the same code
+without one.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from hivlp.index.backends.choose import (
-    codec_for,
-    open_graph,
-    open_level,
-    write_graph,
-    write_level,
-)
-from hivlp.index.backends.rows import LevelRows, inverse_norms
-from hivlp.index.candidates import Candidates, RowArray
-from hivlp.index.level_index import Codec, LevelIndex, SearchParams
+from hivlp.index.backends.choose import codec_for, open_level, write_graph, write_level
+from hivlp.index.backends.rows import LevelRows
+from hivlp.index.candidates import Candidates
+from hivlp.index.level_index import CODECS, FAST_SCAN, Codec
 from hivlp.index.masks import RowMask
 from hivlp.models.errors import InputError, MissingExtra
-from hivlp.models.levels import FloatArray, nested_prefix, normalise
+from hivlp.models.levels import nested_prefix
 from tests.fakes import unit_vectors
-
-PARAMS = SearchParams(ef=100_000)  # a beam as wide as any level here: a graph is exact
-Open = Callable[[FloatArray, int], LevelIndex]
-EXACT = ("numpy", "flat", "graph")
-LOSSY: tuple[Codec, ...] = ("sq8", "pq64x4fs")
-ANY = (*EXACT, *LOSSY)
+from tests.opened_levels import CPU, EXACT, GPU, PARAMS, Open, opener, oracle, recall
 
 
-def opener(kind: str, folder: Path) -> Open:
-    """Writes and opens a level of one kind; a codec that few rows can't have is flat."""
-
-    def opened(vectors: FloatArray, dim: int) -> LevelIndex:
-        inverse = inverse_norms(vectors, dim) if dim < vectors.shape[1] else None
-        rows = LevelRows(vectors, dim, inverse)
-        file = folder / "level.faiss"
-        codec: Codec = kind if kind in LOSSY else "flat"  # type: ignore[assignment]
-        write_level(file, rows, codec_for(codec, len(vectors)))
-        level = open_level(1, rows, file, "numpy" if kind == "numpy" else "faiss-cpu")
-        if kind != "graph":
-            return level
-        write_graph(folder / "level.hnsw", rows)
-        return open_graph(folder / "level.hnsw", rows, level, None)
-
-    return opened
-
-
-def recall(level: LevelIndex, vectors: FloatArray, queries: FloatArray, **options: object) -> float:
-    """Mean share of the exact ten best that a search for ten finds."""
-    params = SearchParams(**options)  # type: ignore[arg-type]
-    found = level.search(queries, 10, params, None, None)
-    truth = [oracle(vectors, query, 10)[0] for query in queries]
-    return float(
-        np.mean([len(np.intersect1d(f.rows, t)) / 10 for f, t in zip(found, truth, strict=True)])
-    )
-
-
-def oracle(vectors: FloatArray, query: FloatArray, k: int) -> tuple[RowArray, FloatArray]:
-    """Sort every row by score, then by row, in float64."""
-    scores = vectors.astype(np.float64) @ query.astype(np.float64)
-    order = sorted(range(len(vectors)), key=lambda row: (-round(scores[row], 9), row))[:k]
-    return np.array(order, dtype=np.int64), scores[order]
-
-
-@pytest.fixture(params=EXACT)
+@pytest.fixture(params=[*EXACT, GPU])
 def open_backend(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
     return opener(request.param, tmp_path)
 
 
-@pytest.fixture(params=ANY)
+@pytest.fixture(params=[*CPU, GPU])
 def open_any(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
     return opener(request.param, tmp_path)
 
@@ -179,19 +133,19 @@ def test_a_query_of_another_dimension_is_refused(open_any: Open) -> None:
         level.search(unit_vectors(1, 16), 5, PARAMS, None, None)
 
 
-@pytest.mark.parametrize("kind", ANY)
+@pytest.mark.parametrize("kind", [*CPU, GPU])
 def test_a_level_says_what_it_is_and_what_it_can_do(kind: str, tmp_path: Path) -> None:
     level = opener(kind, tmp_path)(unit_vectors(1_100, 8), 4)
     assert (level.level, level.dim, level.size) == (1, 4, 1_100)
     able = level.capabilities
     assert able.methods == {"graph" if kind == "graph" else "scan", "rescore"}
     assert able.max_k is None
-    assert able.mask == (kind in ("numpy", "flat", "sq8"))
+    assert able.mask == (kind in ("numpy", "flat", "sq8", "gpu-fake", "gpu"))
     assert able.entry_rows == (kind == "graph")
     assert able.exact == (kind in ("numpy", "flat"))
 
 
-MASKABLE = ("numpy", "flat", "sq8")
+MASKABLE = ("numpy", "flat", "sq8", "gpu-fake", GPU)
 
 
 @pytest.mark.parametrize("kind", MASKABLE)
@@ -216,7 +170,7 @@ def test_under_a_mask_the_best_allowed_rows_are_found_all_k_of_them(
         assert found.rows[:10].tolist() == rows[:10].tolist()
 
 
-@pytest.mark.parametrize("kind", ["pq64x4fs", "graph"])
+@pytest.mark.parametrize("kind", [*sorted(FAST_SCAN), "graph"])
 def test_what_takes_no_mask_says_so_when_given_one(kind: str, tmp_path: Path) -> None:
     level = opener(kind, tmp_path)(unit_vectors(1_100, 8), 8)
     mask = RowMask.of(np.ones(1_100, dtype=np.bool_))
@@ -232,7 +186,7 @@ def test_a_mask_knows_its_rows_and_bits() -> None:
 
 @pytest.mark.parametrize(
     ("kind", "floor"),
-    [("sq8", 0.99), ("pq64x4fs", 0.90)],  # observed 1.0, 1.0
+    [("sq8", 0.99), ("pq64x4fs", 0.90), ("rabitqfs", 0.75)],  # observed 1.0, 1.0, 0.82
 )
 def test_lossy_codes_find_most_of_the_best_and_score_them_exactly(
     kind: str, floor: float, tmp_path: Path
@@ -247,96 +201,7 @@ def test_lossy_codes_find_most_of_the_best_and_score_them_exactly(
         assert pairs == sorted(pairs)
 
 
-def test_a_graph_finds_more_with_a_wider_beam(tmp_path: Path) -> None:
-    vectors, queries = unit_vectors(4_000, 32, seed=1), unit_vectors(50, 32, seed=2)
-    level = opener("graph", tmp_path)(vectors, 32)
-    narrow, wide = (recall(level, vectors, queries, ef=ef) for ef in (10, 400))
-    assert narrow < wide
-    assert wide >= 0.98  # observed 1.0
-    assert recall(level, vectors, queries) == 1.0
-
-
-def test_a_graph_entered_near_the_answer_needs_a_narrower_beam(tmp_path: Path) -> None:
-    vectors, queries = unit_vectors(4_000, 32, seed=1), unit_vectors(50, 32, seed=2)
-    level = opener("graph", tmp_path)(vectors, 32)
-    truth = [oracle(vectors, query, 10)[0] for query in queries]
-    params = SearchParams(ef=10)
-    found = level.search(queries, 10, params, [t[5:] for t in truth], None)
-    shares = [len(np.intersect1d(f.rows, t)) / 10 for f, t in zip(found, truth, strict=True)]
-    assert np.mean(shares) >= recall(level, vectors, queries, ef=10) + 0.05
-    nowhere = level.search(queries, 10, params, [np.empty(0, np.int64)] * 50, None)
-    cold = level.search(queries, 10, params, None, None)
-    assert [f.rows.tolist() for f in nowhere] == [f.rows.tolist() for f in cold]
-
-
-def test_a_graph_returns_unique_rows_whatever_it_is_entered_at(tmp_path: Path) -> None:
-    vectors = np.repeat(unit_vectors(40, 16), 50, axis=0)  # equal rows crowd each other out
-    level = opener("graph", tmp_path)(vectors, 16)
-    for k in (1, 10, 60, 1_500):
-        entry = np.arange(0, 1_999, 7, dtype=np.int64)
-        for entries in (None, [entry]):
-            found = level.search(vectors[777:778], k, SearchParams(ef=20), entries, None)[0]
-            assert len(found) == len(set(found.rows.tolist())) == k
-            pairs = list(zip((-found.scores).tolist(), found.rows.tolist(), strict=True))
-            assert pairs == sorted(pairs)
-
-
-def test_threads_entering_a_graph_at_once_get_their_own_answers(tmp_path: Path) -> None:
-    vectors, queries = unit_vectors(3_000, 32, seed=6), unit_vectors(64, 32, seed=7)
-    level = opener("graph", tmp_path)(vectors, 32)
-
-    def entered(i: int) -> list[int]:
-        entry = [np.arange(i, 3_000, 300, dtype=np.int64)]
-        params = SearchParams(ef=40)
-        rows: list[int] = level.search(queries[i : i + 1], 10, params, entry, None)[0].rows.tolist()
-        return rows
-
-    alone = [entered(i) for i in range(64)]
-    with ThreadPoolExecutor(8) as pool:
-        assert list(pool.map(entered, range(64))) == alone
-
-
-@pytest.mark.parametrize("dtype", [np.float32, np.float16])
-@pytest.mark.parametrize("dim", [24, 64, 256, 768])
-def test_a_graph_walks_over_a_rows_file_in_place(tmp_path: Path, dtype: type, dim: int) -> None:
-    spread = np.geomspace(4, 0.2, dim, dtype=np.float32)
-    vectors = normalise(unit_vectors(1_500, dim, seed=6) * spread).astype(dtype)
-    np.save(tmp_path / "rows.npy", vectors)
-    mapped = np.load(tmp_path / "rows.npy", mmap_mode="r").view(np.ndarray)
-    rows = LevelRows(mapped, dim)
-    write_graph(tmp_path / "level3.hnsw", rows)
-    size = (tmp_path / "level3.hnsw").stat().st_size
-    assert size < 1_500 * 300  # links alone
-    before = (tmp_path / "rows.npy").read_bytes()
-    codes = open_level(3, rows, None, "faiss-cpu")
-    level = open_graph(tmp_path / "level3.hnsw", rows, codes, tmp_path / "rows.npy")
-    queries = normalise(vectors[:20] + 0.1 * unit_vectors(20, dim, seed=7))
-    assert recall(level, vectors.astype(np.float32), queries, ef=400) >= 0.98  # observed 1.0
-    copied = open_graph(tmp_path / "level3.hnsw", rows, codes, None)
-    for a, b in zip(
-        level.search(queries, 10, SearchParams(ef=50), None, None),
-        copied.search(queries, 10, SearchParams(ef=50), None, None),
-        strict=True,
-    ):
-        assert len(np.intersect1d(a.rows, b.rows)) >= 9
-    assert (tmp_path / "rows.npy").read_bytes() == before
-
-
-def test_a_graph_of_other_rows_is_refused(tmp_path: Path) -> None:
-    few, many = (LevelRows(unit_vectors(n, 8), 8) for n in (50, 60))
-    write_graph(tmp_path / "level.hnsw", few)
-    codes = open_level(1, many, None, "faiss-cpu")
-    with pytest.raises(ValueError, match="50 vectors"):
-        open_graph(tmp_path / "level.hnsw", many, codes, None)
-    (tmp_path / "level.hnsw").write_bytes(b"nonsense" * 20)
-    with pytest.raises(ValueError, match="not a readable FAISS index"):
-        open_graph(tmp_path / "level.hnsw", few, codes, None)
-    write_level(tmp_path / "level.faiss", few)
-    with pytest.raises(ValueError, match="IndexFlatIP where an inner-product HNSW graph"):
-        open_graph(tmp_path / "level.faiss", few, codes, None)
-
-
-@pytest.mark.parametrize("codec", ["flat", "sq8", "pq64x4fs"])
+@pytest.mark.parametrize("codec", CODECS)
 def test_numbers_that_are_not_finite_are_never_written(codec: Codec, tmp_path: Path) -> None:
     vectors = unit_vectors(2_000, 8)
     vectors[1_234, 3] = np.nan
@@ -354,45 +219,12 @@ def test_too_few_rows_have_no_fast_scan_codes(tmp_path: Path) -> None:
         write_level(tmp_path / "level.faiss", LevelRows(unit_vectors(999, 8), 8), "pq64x4fs")
 
 
-@pytest.mark.parametrize("dim", [3, 7, 16, 33, 100, 128, 300])
-def test_any_dimension_can_be_a_fast_scan_level(dim: int, tmp_path: Path) -> None:
-    level = opener("pq64x4fs", tmp_path)(unit_vectors(1_200, dim), dim)
+@pytest.mark.parametrize("codec", sorted(FAST_SCAN))
+@pytest.mark.parametrize("dim", [1, 3, 7, 16, 33, 100, 128, 300])
+def test_any_dimension_can_be_a_fast_scan_level(codec: Codec, dim: int, tmp_path: Path) -> None:
+    level = opener(codec, tmp_path)(unit_vectors(1_200, dim), dim)
     assert not level.capabilities.exact
     assert len(level.search(unit_vectors(1, dim), 7, PARAMS, None, None)[0]) == 7
-
-
-def test_half_precision_rows_score_nearly_as_full_ones() -> None:
-    vectors, query = unit_vectors(20_000, 12), unit_vectors(1, 12, seed=1)
-    full = LevelRows(vectors, 8, inverse_norms(vectors, 8))
-    halved = vectors.astype(np.float16)
-    half = LevelRows(halved, 8, inverse_norms(halved, 8))
-    some = np.array([3, 19_999, 5], dtype=np.int64)
-    for a, b in (
-        (full.scan(query[0, :8]), half.scan(query[0, :8])),
-        (full.score(query[0, :8], some), half.score(query[0, :8], some)),
-        (full.scan_many(query[:, :8]), half.scan_many(query[:, :8])),
-        (full.vectors(some), half.vectors(some)),
-    ):
-        assert b.dtype == np.float32
-        np.testing.assert_allclose(a, b, atol=2e-3)
-    np.testing.assert_allclose(np.linalg.norm(half.vectors(some), axis=1), 1, atol=1e-6)
-    assert half.score(query[0, :8], some).tolist() == half.scan(query[0, :8])[some].tolist()
-
-
-def test_equal_rows_score_equally_wherever_they_lie() -> None:
-    for dim in (3, 7, 33, 128, 300, 768):
-        rows = LevelRows(np.repeat(unit_vectors(1, dim), 1003, axis=0), dim)
-        query = unit_vectors(1, dim, seed=1)[0]
-        scores = {*rows.scan(query).tolist(), *rows.score(query, np.array([5, 1002])).tolist()}
-        assert len(scores) == 1
-
-
-def test_a_zero_prefix_scores_nothing_and_is_never_nan() -> None:
-    vectors = np.zeros((3, 8), dtype=np.float32)
-    vectors[:, 7] = 1.0
-    rows = LevelRows(vectors, 4, inverse_norms(vectors, 4))
-    assert rows.scan(unit_vectors(1, 4)[0]).tolist() == [0.0, 0.0, 0.0]
-    assert rows.vectors(np.array([1])).tolist() == [[0.0] * 4]
 
 
 @pytest.mark.parametrize("size", [0, 20, 200])

@@ -8,8 +8,10 @@ import pytest
 from hivlp.index.backends.rows import LevelRows, inverse_norms
 from hivlp.index.build import choice
 from hivlp.index.build.assemble import BuiltSide
-from hivlp.index.build.choice import Wishes, choose, table
+from hivlp.index.build.choice import Means, choose
+from hivlp.index.build.explain import table
 from hivlp.index.build.queries import QuerySet
+from hivlp.index.build.wishes import Wishes
 from hivlp.index.errors import BuildError
 from hivlp.index.snapshot.manifest import OptionRecord
 from hivlp.models.levels import FloatArray, nested_prefix, normalise
@@ -44,10 +46,10 @@ def test_a_few_thousand_rows_are_scanned_flat_and_nothing_else_is_tried() -> Non
     taken = chosen(options)
     assert (taken.family, taken.level1) == ("scan", "flat")
     assert "exact" in taken.reason
-    assert len(options) == 4
+    assert len(options) == 5
     assert all(option.recall is None for option in options)
     text = table("image", options)
-    assert text.count("not tried: few rows") == 3
+    assert text.count("not tried: few rows") == 4
     assert "* scan   flat" in text
 
 
@@ -58,7 +60,7 @@ def many() -> BuiltSide:
 
 @pytest.fixture
 def smaller_sample(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choice, "SAMPLED", 2_000)
+    monkeypatch.setattr(choice, "SAMPLED", {"scan": 2_000, "graph": 2_000})
 
 
 @pytest.mark.usefixtures("smaller_sample")
@@ -74,6 +76,50 @@ def test_many_rows_have_every_candidate_measured(many: BuiltSide) -> None:
         assert option.build_s is not None
         assert option.reason
     chosen(options)
+
+
+@pytest.mark.usefixtures("smaller_sample")
+def test_an_index_that_is_rebuilt_often_gets_no_graph_and_says_why(many: BuiltSide) -> None:
+    wishes = Wishes(must=("mask", "rebuild"), max_query_ms=1e-9)
+    options = choose(many, queries_of(many), specs(), "nested", wishes, 0.99)
+    assert chosen(options).family == "scan"
+    (graph,) = [o for o in options if o.family == "graph"]
+    assert (graph.recall, graph.reason) == (None, "rebuilt often")
+
+
+@pytest.mark.usefixtures("smaller_sample")
+def test_times_of_an_index_that_serves_batches_are_shares_of_a_batch(
+    many: BuiltSide, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: set[int] = set()
+    timed = choice.run_stage
+
+    def watched(levels, stage, queries, previous, **more):  # type: ignore[no-untyped-def]
+        seen.add(len(queries))
+        return timed(levels, stage, queries, previous, **more)
+
+    monkeypatch.setattr(choice, "run_stage", watched)
+    wishes = Wishes(family="scan", must=("batch",))
+    options = choose(many, queries_of(many), specs(), "nested", wishes, 0.99)
+    assert seen == {choice.BATCH}
+    assert all(o.search_ms is not None and o.search_ms > 0 for o in options)
+
+
+@pytest.mark.usefixtures("smaller_sample")
+def test_a_graph_s_estimate_is_built_with_the_threads_that_build_it(
+    many: BuiltSide, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: set[int] = set()
+    build = choice.write_graph
+
+    def watched(path, rows, threads):  # type: ignore[no-untyped-def]
+        seen.add(threads)
+        build(path, rows, threads)
+
+    monkeypatch.setattr(choice, "write_graph", watched)
+    wishes = Wishes(level1="sq8", must=())
+    choose(many, queries_of(many), specs(), "nested", wishes, 0.99, Means(threads=2))
+    assert seen == {2}
 
 
 @pytest.mark.usefixtures("smaller_sample")
@@ -93,6 +139,7 @@ def test_limits_exclude_and_say_so(many: BuiltSide) -> None:
         (Wishes(family="graph"), ("graph", "sq8")),
         (Wishes(family="graph", level1="flat"), ("graph", "flat")),
         (Wishes(level1="pq64x4fs"), ("scan", "pq64x4fs")),
+        (Wishes(level1="rabitqfs"), ("scan", "rabitqfs")),
         (Wishes(family="scan", level1="sq8"), ("scan", "sq8")),
     ],
 )
@@ -104,8 +151,41 @@ def test_what_is_asked_for_is_taken_without_measuring(
 
 
 def test_a_graph_over_fast_scan_codes_is_refused_at_once() -> None:
-    with pytest.raises(BuildError, match="can't walk over pq64x4fs"):
-        Wishes(family="graph", level1="pq64x4fs")
+    for codec in ("pq64x4fs", "rabitqfs"):
+        with pytest.raises(BuildError, match=f"can't walk over {codec}"):
+            Wishes(family="graph", level1=codec)  # type: ignore[arg-type]
+
+
+def test_a_graph_for_an_index_that_is_rebuilt_often_is_refused_at_once() -> None:
+    with pytest.raises(BuildError, match="rebuilt often takes no graphs"):
+        Wishes(family="graph", must=("rebuild",))
+
+
+@pytest.mark.parametrize("codec", ["pq64x4fs", "rabitqfs"])
+def test_an_index_that_must_mask_keeps_maskable_codes_beside_fast_scan_ones(
+    many: BuiltSide, codec: str
+) -> None:
+    def alone(*must: str) -> OptionRecord:
+        wishes = Wishes(level1=codec, must=must)  # type: ignore[arg-type]
+        return chosen(choose(many, None, specs(), "nested", wishes, 0.99))
+
+    with_mask, without = alone("mask"), alone()
+    assert (with_mask.maskable, without.maskable) == ("sq8", None)
+    assert with_mask.memory_bytes - without.memory_bytes == many.size * DIMS[0]
+    assert f"scan   {codec}+sq8" in table("image", [with_mask])
+    assert "+sq8" not in table("image", [without])
+
+
+def test_memory_counts_the_levels_that_are_materialised(many: BuiltSide) -> None:
+    wishes = Wishes(family="scan", level1="sq8")
+
+    def memory(gallery: str, means: Means) -> int:
+        options = choose(many, None, specs(), gallery, wishes, 0.99, means)  # type: ignore[arg-type]
+        return chosen(options).memory_bytes
+
+    plain, full = memory("nested", Means()), memory("nested", Means(materialise=True))
+    assert full - plain == many.size * 4 * (DIMS[1] + DIMS[2])
+    assert memory("per_exit", Means()) == full
 
 
 def test_too_few_rows_for_what_is_asked_for_get_what_they_can_have() -> None:

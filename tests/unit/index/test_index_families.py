@@ -12,7 +12,7 @@ import pytest
 from hivlp.index.candidates import Candidates
 from hivlp.index.cascade import Plan, PlanRequest, Stage, run_stage
 from hivlp.index.errors import PlanError, SnapshotCorrupt
-from hivlp.index.level_index import SearchParams
+from hivlp.index.level_index import Must, SearchParams
 from hivlp.index.local_searcher import LocalSearcher
 from hivlp.index.masks import RowMask
 from hivlp.index.plans import WidthPoint, make_plan, run_plan
@@ -112,9 +112,12 @@ def test_the_service_s_pipeline_runs_a_graph_plan_and_skips_the_level_between(
     assert found.candidates.rows.tolist() == expected.rows.tolist()
 
 
-def test_codes_that_take_no_mask_are_passed_over_under_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize("must", [("mask",), ()])
+def test_codes_that_take_no_mask_are_passed_over_under_one(
+    tmp_path: Path, must: tuple[Must, ...]
+) -> None:
     store = SnapshotStore(tmp_path)
-    write_snapshot(store, images=IMAGES, level1="pq64x4fs")
+    write_snapshot(store, images=IMAGES, level1="pq64x4fs", must=must)
     searcher = LocalSearcher(store.open("default"))
     plan = searcher.plan(PlanRequest("image", "text", 10), masked=True)
     mask = RowMask.of(np.arange(ROWS) % 2 == 0)
@@ -225,30 +228,35 @@ def test_widths_of_the_two_families_are_kept_apart(tmp_path: Path) -> None:
     assert not manifest.widths[0].reached
 
 
-NEW_SINCE_1 = ("family", "level1", "rows_type", "graph_levels", "efs", "recall_lower")
+NEW_SINCE_2 = ("maskable", "must", "build_threads")
+NEW_SINCE_1 = ("family", "level1", "rows_type", "graph_levels", "efs", "recall_lower", *NEW_SINCE_2)
 
 
-def without_new(value: object) -> object:
-    """What a writer of format 1 would have written."""
+def without(names: tuple[str, ...], value: object) -> object:
+    """What a writer that didn't know these fields would have written."""
     if isinstance(value, dict):
-        return {k: without_new(v) for k, v in value.items() if k not in NEW_SINCE_1}
-    return [without_new(v) for v in value] if isinstance(value, list) else value
+        return {k: without(names, v) for k, v in value.items() if k not in names}
+    return [without(names, v) for v in value] if isinstance(value, list) else value
 
 
-def test_a_snapshot_of_format_1_is_still_searched(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("version", "new"), [(1, NEW_SINCE_1), (2, NEW_SINCE_2)])
+def test_a_snapshot_of_an_older_format_is_still_searched(
+    tmp_path: Path, version: int, new: tuple[str, ...]
+) -> None:
     store = SnapshotStore(tmp_path)
     write_snapshot(store, images=IMAGES[:300])
     file = store.path("default", store.current("default")) / MANIFEST_NAME
-    old = without_new(json.loads(file.read_text()))
+    old = without(new, json.loads(file.read_text()))
     assert isinstance(old, dict)
-    old |= {"format_version": 1, "seal": "0" * 64}
+    old |= {"format_version": version, "seal": "0" * 64}
     text = json.dumps(old, indent=2)
     seal = hashlib.sha256(text.encode()).hexdigest()
     file.write_text(text.replace('"seal": "' + "0" * 64, f'"seal": "{seal}'))
     searcher = LocalSearcher(store.open("default"))
-    assert searcher.snapshot.manifest.format_version == 1
+    assert searcher.snapshot.manifest.format_version == version
     side = searcher.snapshot.manifest.sides["image"]
     assert (side.family, side.level1, side.rows_type) == ("scan", "flat", "fp32")
+    assert side.maskable is None
     plan = searcher.plan(PlanRequest("image", "text", 10))
     exact = found_by(searcher, searcher.plan(PlanRequest("image", "text", 10, "exact")))
     assert recall(found_by(searcher, plan), exact) == 1.0

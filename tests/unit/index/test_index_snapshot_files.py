@@ -19,6 +19,7 @@ from tests.fakes import unit_vectors, write_snapshot
 FILES = [
     "image/inverse_norms.npy",
     "image/level1.faiss",
+    "image/level1.maskable.faiss",
     "image/level2.faiss",
     "image/level3.faiss",
     "image/row_items.npy",
@@ -29,6 +30,7 @@ FILES = [
     "manifest.json",
     "text/inverse_norms.npy",
     "text/level1.faiss",
+    "text/level1.maskable.faiss",
     "text/level2.faiss",
     "text/level3.faiss",
     "text/row_items.npy",
@@ -46,6 +48,7 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
         texts=unit_vectors(8, 16, 1),
         text_items=[0, 0, 1, 2, 3, 4, 5, 5],
         materialise=True,
+        level1="rabitqfs",
     )
     return made.home
 

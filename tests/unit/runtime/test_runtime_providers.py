@@ -36,6 +36,7 @@ def site(folder: Path, *distributions: str) -> list[str]:
         ("onnxruntime", ("onnxruntime", "onnxruntime-gpu")),
         ("faiss", ("faiss-cpu", "faiss-gpu")),
         ("faiss", ("faiss-cpu", "faiss-gpu-cu12")),
+        ("faiss", ("faiss-gpu", "faiss-gpu-cuvs")),
     ],
 )
 def test_two_distributions_of_one_module_are_refused(

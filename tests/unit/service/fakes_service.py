@@ -17,6 +17,7 @@ import numpy as np
 from hivlp.index.candidates import Candidates, RowArray
 from hivlp.index.cascade import Plan, PlanRequest, Stage
 from hivlp.index.errors import NoSuchItem, PlanError
+from hivlp.index.masks import RowMask
 from hivlp.index.plans import make_plan
 from hivlp.index.searcher import FoundItem, SnapshotInfo
 from hivlp.models.artifact import ArtifactManifest, SourceRecord, StageRecord, TowerRecord
@@ -121,7 +122,7 @@ class FakeSearcher:
     def __post_init__(self) -> None:
         self._rows = np.concatenate([vector_of(name) for name in NAMES])
 
-    def plan(self, request: PlanRequest) -> Plan:
+    def plan(self, request: PlanRequest, *, masked: bool = False) -> Plan:
         return make_plan(request, LEVELS, {}, len(NAMES))
 
     def step(
@@ -130,7 +131,10 @@ class FakeSearcher:
         stage: Stage,
         queries: FloatArray,
         previous: Sequence[Candidates] | None,
+        *,
+        mask: RowMask | None = None,
     ) -> list[Candidates]:
+        assert mask is None, "this fake knows no masks"
         self.before(stage.level)
         self.searched.append(stage.level)
         dim = LEVELS[stage.level - 1].dim

@@ -1,0 +1,41 @@
+#!/usr/bin/env bash
+# Does the GPU backend work on this machine? Runs the tests marked `gpu`, and prints one verdict.
+#
+#   deploy/gpu/check.sh            makes .venv-gpu with hivlp[gpu,dev], unless it is there
+#   deploy/gpu/check.sh VENV       uses an environment that has them
+#
+# Exit codes: 0 passed, 1 failed, 2 no GPU or nothing to run it with. Takes under 8 minutes.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+
+venv=${1:-.venv-gpu}
+limit_s=${GPU_CHECK_S:-480}
+began=$SECONDS
+
+verdict() {
+    echo "GPU check: $1"
+    exit "$2"
+}
+
+if ! command -v nvidia-smi >/dev/null || ! device=$(nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null); then
+    verdict "NO GPU: nvidia-smi sees none on this machine" 2
+fi
+device=${device%%$'\n'*}
+
+if [ $# -eq 0 ] && [ ! -x "$venv/bin/python" ]; then
+    "${PYTHON:-python3.11}" -m venv "$venv" || verdict "NOT RUN: no environment could be made" 2
+    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check -e '.[gpu,dev]' \
+        || verdict "NOT RUN: hivlp[gpu,dev] could not be installed" 2
+fi
+[ -x "$venv/bin/python" ] || verdict "NOT RUN: no python in $venv" 2
+
+left_s=$((limit_s - (SECONDS - began)))
+[ "$left_s" -gt 0 ] || verdict "NOT RUN: installing took all of $limit_s s" 2
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+# A test that finds no device then fails, where it would be skipped.
+if HIVLP_REQUIRE=gpu OMP_NUM_THREADS=1 timeout "$left_s" \
+    "$venv/bin/python" -m pytest -q -m gpu tests/unit/index 2>&1 | tee "$log"; then
+    verdict "PASSED on $device, $(tail -n 1 "$log")" 0
+fi
+verdict "FAILED on $device, $(tail -n 1 "$log")" 1
