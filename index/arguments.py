@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from hivlp.index.level_index import MUSTS, Must
 from hivlp.index.snapshot.manifest import SnapshotManifest
@@ -121,3 +123,14 @@ def size_bytes(text: str) -> int:
     base = 1024 if match[3] or not match[2] else 1000
     power = " kmgt".index(match[2].lower() or " ")
     return int(above_zero(match[1]) * base**power)
+
+
+def json_object(text: str) -> Any:
+    """A JSON object."""
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is no JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise argparse.ArgumentTypeError(f"{text!r} is no JSON object")
+    return found

@@ -13,6 +13,7 @@ from hivlp.index.arguments import (
     above_zero,
     add_index,
     artifact_of,
+    json_object,
     model_of,
     musts,
     parse,
@@ -95,6 +96,11 @@ def search(arguments: Sequence[str]) -> int:
     )
     parser.add_argument(
         "--early-exit", action="store_true", help="stop at a level that is sure enough"
+    )
+    parser.add_argument(
+        "--filter",
+        type=json_object,
+        help="""metadata wanted: '{"field": "x", "eq": 1}'""",
     )
     parser.add_argument("--threads", type=positive, default=1, help="encoder threads (1)")
     given = parse(parser, arguments)

@@ -52,7 +52,7 @@ class FilterMasks:
             return kept
         bits = self._evaluated(expression)
         allowed = np.unpackbits(bits, count=self._items, bitorder="little").view(np.bool_)
-        one_each = len(row_items) == self._items and int(row_items[-1]) == self._items - 1
+        one_each = len(row_items) == self._items and bool((np.diff(row_items) == 1).all())
         mask = RowMask.of(allowed if one_each else allowed.take(row_items))
         self._keep(self._masks, key, mask)
         return mask

@@ -11,12 +11,16 @@ from hivlp.index.backends.choose import open_level
 from hivlp.index.candidates import Candidates, RowArray
 from hivlp.index.cascade import Plan, PlanRequest, Stage, run_stage
 from hivlp.index.errors import NoSuchItem
+from hivlp.index.filters import Expression
 from hivlp.index.level_index import LevelIndex
 from hivlp.index.masks import RowMask
 from hivlp.index.plans import make_plan
 from hivlp.index.searcher import FoundItem, SnapshotInfo
 from hivlp.index.snapshot.snapshot import Side, Snapshot
 from hivlp.models.levels import FloatArray, Modality
+
+FEW = 5_000
+"""Up to so many allowed rows are scored at the finest level, without a cascade."""
 
 
 class LocalSearcher:
@@ -39,13 +43,15 @@ class LocalSearcher:
         """Close the snapshot."""
         self.snapshot.close()
 
-    def plan(self, request: PlanRequest, *, masked: bool = False) -> Plan:
+    def plan(self, request: PlanRequest, *, allowed: int | None = None) -> Plan:
         """Widths and methods for a request; `need` counts items. Raises PlanError.
 
-        `masked`: the plan will run under a row mask, so its first stage is a scan.
+        `allowed`: the plan will run under a mask of so many rows, so its first stage is a scan; a
+        few rows are scored at the finest level at once.
         """
         side = self._side(request.searched)
         direction = (request.searched, request.query)
+        masked = allowed is not None
         return make_plan(
             request,
             self._info.levels,
@@ -57,7 +63,14 @@ class LocalSearcher:
             auto=self._auto.get(direction, "cascade"),
             # Under a mask the scores mean something else: what was measured doesn't hold there.
             exits=None if masked else self._exits.get(direction),
+            few=allowed is not None and allowed <= FEW,
         )
+
+    def mask(self, searched: Modality, expression: Expression) -> RowMask:
+        """The rows of a side whose items a filter allows. Raises FilterError."""
+        side = self._side(searched)
+        row_items = np.empty(0, np.int64) if side is None else side.row_items
+        return self.snapshot.filters.rows(expression, searched, row_items)
 
     def step(
         self,

@@ -30,6 +30,7 @@ from hivlp.index.cascade import Plan, PlanName, PlanRequest, Stage
 from hivlp.index.early_exit import DEPTH, ExitRule
 from hivlp.index.errors import PlanError
 from hivlp.index.level_index import SearchParams
+from hivlp.index.masks import RowMask
 from hivlp.index.searcher import Searcher
 from hivlp.models.levels import FloatArray, GalleryKind, LevelSpec, Modality, nested_prefix
 
@@ -75,6 +76,7 @@ def make_plan(
     graphs: WidthTable | None = None,
     auto: PlanName = "cascade",
     exits: ExitRule | None = None,
+    few: bool = False,
 ) -> Plan:
     """The plan for a request on a side of `rows` rows.
 
@@ -82,9 +84,11 @@ def make_plan(
     or a filter forbids it). Explicit widths and a cap on the level speak of scans: they get one.
     `auto` is the plan of a request that names none and asks for nothing that only a cascade has.
     `exits` is when a request that allows it may stop early; its plan keeps at least `DEPTH` rows.
-    `rows_needed` is how many rows make sure that `request.need` items are among them (None: as many
-    as items). Explicit widths replace the measured ones of their levels and are taken as meant, as
-    long as they leave `need` rows. Raises PlanError naming the parameter and the limit.
+    `few`: so few rows may be found that they are all scored at the finest level, unless widths or a
+    cap on the level say otherwise. `rows_needed` is how many rows make sure that `request.need`
+    items are among them (None: as many as items). Explicit widths replace the measured ones of
+    their levels and are taken as meant, as long as they leave `need` rows. Raises PlanError naming
+    the parameter and the limit.
     """
     if request.need < 1:
         raise PlanError("at least one result must be asked for", param="k", limit=1)
@@ -92,10 +96,13 @@ def make_plan(
     name = _name(request, auto)
     used = _levels_of(name, finest)
     explicit = _explicit_keeps(request, name, used, finest)
+    if few and not explicit and finest == len(levels):
+        used = (finest,)
     exits = exits if request.early_exit else None
     wanted = max(request.need, rows_needed or 0, DEPTH if exits is not None else 0)
     wanted = min(wanted, max(rows, 1))
-    if graphs is not None and name != "exact" and not explicit and finest == len(levels):
+    walks = graphs is not None and not few and name != "exact"
+    if graphs is not None and walks and not explicit and finest == len(levels):
         walked: PlanName = name if finest > 1 else "funnel"  # one level narrows nothing
         points = graphs.get((request.searched, request.query, walked), ())
         # Entry rows that are an answer themselves, where stopping with them is allowed.
@@ -170,7 +177,11 @@ def stage_query(stage: Stage, outputs: Mapping[int, FloatArray], dim: int) -> Fl
 
 
 def run_early(
-    searcher: Searcher, searched: Modality, plan: Plan, outputs: Mapping[int, FloatArray]
+    searcher: Searcher,
+    searched: Modality,
+    plan: Plan,
+    outputs: Mapping[int, FloatArray],
+    mask: RowMask | None = None,
 ) -> tuple[Candidates, int]:
     """Run a plan for one fully encoded query, stopping where it may: what was found, and the level.
 
@@ -180,8 +191,10 @@ def run_early(
     before: Candidates | None = None
     for stage in plan.stages:
         query = stage_query(stage, outputs, dims[stage.level])
-        given = None if before is None else [before]
-        (found,) = searcher.step(searched, stage, query, given)
+        if before is None:
+            (found,) = searcher.step(searched, stage, query, None, mask=mask)
+        else:
+            (found,) = searcher.step(searched, stage, query, [before])
         if plan.stops(stage.level, found, before):
             break
         before = found

@@ -12,6 +12,7 @@ from typing import Any
 from hivlp.index.build.model import Model, query_outputs
 from hivlp.index.cascade import PlanRequest
 from hivlp.index.errors import BuildError
+from hivlp.index.filters import parse_filter
 from hivlp.index.local_searcher import LocalSearcher
 from hivlp.index.plans import run_early
 from hivlp.index.searcher import FoundItem
@@ -46,8 +47,11 @@ def print_search(given: argparse.Namespace, store: SnapshotStore, artifact: Path
     request = PlanRequest(
         given.modality, _query(given), given.k, given.plan, early_exit=given.early_exit
     )
-    plan = searcher.plan(request)
-    found, level = run_early(searcher, given.modality, plan, outputs)
+    mask = None
+    if given.filter is not None:
+        mask = searcher.mask(given.modality, parse_filter(given.filter))
+    plan = searcher.plan(request, allowed=None if mask is None else mask.count)
+    found, level = run_early(searcher, given.modality, plan, outputs, mask)
     hits = searcher.items(given.modality, found, given.k, 0)
     done = time.perf_counter()
     times = SearchTimes(1e3 * (opened - began), 1e3 * (encoded - opened), 1e3 * (done - encoded))

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from hivlp.index.candidates import Candidates, RowArray
 from hivlp.index.cascade import Plan, PlanRequest, Stage
+from hivlp.index.filters import Expression
 from hivlp.index.masks import RowMask
 from hivlp.models.levels import FloatArray, GalleryKind, LevelSpec, Modality
 
@@ -48,12 +49,15 @@ class Searcher(Protocol):
     def info(self) -> SnapshotInfo:
         """The snapshot this searcher belongs to."""
 
-    def plan(self, request: PlanRequest, *, masked: bool = False) -> Plan:
+    def plan(self, request: PlanRequest, *, allowed: int | None = None) -> Plan:
         """Widths and methods for a request. Raises PlanError for what contradicts itself.
 
-        `masked`: every step will be given a mask (a filter, deletions), so the plan begins with a
-        scan.
+        `allowed`: every step will be given a mask that allows so many rows (a filter, deletions),
+        so the plan begins with a scan; None: there is no mask.
         """
+
+    def mask(self, searched: Modality, expression: Expression) -> RowMask:
+        """The rows of a side whose items a filter allows. Raises FilterError."""
 
     def step(
         self,

@@ -19,6 +19,7 @@ from queue import SimpleQueue
 
 from hivlp.index.candidates import Candidates
 from hivlp.index.cascade import Plan, Stage
+from hivlp.index.masks import RowMask
 from hivlp.index.searcher import Searcher
 from hivlp.models.levels import EarlyOutput, FloatArray, Modality, nested_prefix
 from hivlp.service.timeline import Timeline
@@ -103,8 +104,11 @@ def run_plan(
     searched: Modality,
     outputs: Iterator[EarlyOutput],
     timeline: Timeline,
+    mask: RowMask | None = None,
 ) -> Found:
     """Each stage as soon as the output that it queries with is there, stopping where it may.
+
+    `mask`: the rows that may be found (None: all).
 
     What the encoder has not begun by then never begins, once the caller closes `outputs`.
     """
@@ -116,7 +120,8 @@ def run_plan(
         size = len(before) if before is not None else searcher.info.rows.get(searched, 0)
         with timeline.measure("search", stage.level, size) as span:
             previous = None if before is None else [before]
-            (candidates,) = searcher.step(searched, stage, query, previous)
+            given = mask if previous is None else None
+            (candidates,) = searcher.step(searched, stage, query, previous, mask=given)
             span.candidates_out = len(candidates)
         found = found or Found(candidates, stage.level)
         found.candidates, found.level = candidates, stage.level

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from hivlp.index.filters import parse_filter
 from hivlp.models.errors import InputError
 from hivlp.models.levels import Modality
 from hivlp.service.errors import not_available
@@ -66,7 +67,12 @@ class SearchOptions(_Strict):
     k: int = Field(default=10, ge=1, description="How many hits to return.")
     offset: int = Field(default=0, ge=0, description="How many hits to skip.")
     modality: Modality = Field(default="image", description="What is searched.")
-    filter: Any = Field(default=None, description="Not available yet.")
+    filter: dict[str, Any] | None = Field(
+        default=None,
+        description="What items' metadata must fulfil: `field` with one of `eq`, `in`, `range` or "
+        "`exists`, or `and`, `or`, `not` of such.",
+        examples=[{"field": "colour", "in": ["red", "blue"]}],
+    )
     with_metadata: Columns | bool = Field(
         default=True, description="All metadata, none, or the named columns."
     )
@@ -146,6 +152,8 @@ class EmbedImage(_Strict):
 def check_limits(options: SearchOptions, limits: Limits) -> None:
     """Raise InputError for what is over this server's limits or not available yet."""
     _check_available(options)
+    if options.filter is not None:
+        parse_filter(options.filter)
     for param, value, limit in (
         ("k", options.k, limits.max_k),
         ("offset", options.offset, limits.max_offset),
@@ -158,7 +166,7 @@ def check_limits(options: SearchOptions, limits: Limits) -> None:
 
 
 def _check_available(options: SearchOptions) -> None:
-    for param in ("filter", "rerank", "rerank_k", "min_score", "deadline_ms"):
+    for param in ("rerank", "rerank_k", "min_score", "deadline_ms"):
         if getattr(options, param) != SearchOptions.model_fields[param].default:
             raise not_available(param, f"{param} is not available in this version")
 

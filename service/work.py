@@ -13,6 +13,8 @@ import numpy as np
 
 from hivlp.index.cascade import Plan, PlanRequest
 from hivlp.index.errors import PlanError
+from hivlp.index.filters import parse_filter
+from hivlp.index.masks import RowMask
 from hivlp.index.searcher import FoundItem, Searcher
 from hivlp.models.levels import EarlyOutput, Modality
 from hivlp.service.overlap import Found, early_outputs, levels_wanted, run_plan
@@ -26,12 +28,13 @@ def find(
     """Everything of an answer that depends on the query and not on the request."""
     _check_side(setting.searcher, options.modality)
     opened = query.open(setting)
-    plan = _plan(query, options, setting, opened)
+    mask = _mask(options, setting)
+    plan = _plan(query, options, setting, opened, mask)
     outputs = opened.outputs
     if query.encodes:
         outputs = early_outputs(outputs, levels_wanted(plan), ahead, setting.timeline)
     with closing(_closable(outputs)) as stream:  # an early exit leaves some of it unread
-        found = run_plan(setting.searcher, plan, options.modality, stream, setting.timeline)
+        found = run_plan(setting.searcher, plan, options.modality, stream, setting.timeline, mask)
     with setting.timeline.measure("metadata"):
         items = _items(options, setting.searcher, found, opened.exclude)
         hits = _hits(options, setting.searcher, found, items)
@@ -60,7 +63,23 @@ def _check_side(searcher: Searcher, searched: Modality) -> None:
         raise PlanError(message, param="modality")
 
 
-def _plan(query: Query, options: SearchOptions, setting: Setting, opened: Opened) -> Plan:
+def _mask(options: SearchOptions, setting: Setting) -> RowMask | None:
+    """The rows that a filter allows, or None without one. Raises FilterError."""
+    if options.filter is None:
+        return None
+    with setting.timeline.measure("filter") as span:
+        mask = setting.searcher.mask(options.modality, parse_filter(options.filter))
+        span.candidates_in, span.candidates_out = mask.size, mask.count
+    return mask
+
+
+def _plan(
+    query: Query,
+    options: SearchOptions,
+    setting: Setting,
+    opened: Opened,
+    mask: RowMask | None,
+) -> Plan:
     if options.early_exit and not query.encodes:
         message = f"early_exit: a search by {query.kind} encodes nothing, so nothing can be saved"
         raise PlanError(message, param="early_exit")
@@ -75,7 +94,7 @@ def _plan(query: Query, options: SearchOptions, setting: Setting, opened: Opened
         max_level=options.max_level,
         early_exit=options.early_exit,
     )
-    plan = setting.searcher.plan(request)
+    plan = setting.searcher.plan(request, allowed=None if mask is None else mask.count)
     if query.kind == "vector" and setting.searcher.info.gallery == "per_exit":
         _check_vector_plan(plan, setting.searcher)
     return plan

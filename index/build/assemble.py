@@ -19,7 +19,8 @@ from hivlp.index.build.encode import EncodedItem
 from hivlp.index.candidates import RowArray
 from hivlp.index.level_index import FAST_SCAN, MASKABLE, Codec, Must, RowsType
 from hivlp.index.snapshot import layout
-from hivlp.index.snapshot.catalogue import ID, IMAGE, id_index, write_table
+from hivlp.index.snapshot.catalogue import ID, IMAGE, OWN_COLUMNS, id_index, write_table
+from hivlp.index.snapshot.coded import write_coded
 from hivlp.models.levels import GalleryKind, LevelSpec, Modality
 
 FETCH = 4_096
@@ -48,7 +49,9 @@ def write_catalogue(folder: Path, items: Sequence[EncodedItem]) -> None:
         IMAGE: pa.array([item.image for item in items], type=pa.string()),
         **metadata_columns([item.metadata for item in items]),
     }
-    write_table(folder / layout.ITEMS, pa.table(columns))
+    table = pa.table(columns)
+    write_table(folder / layout.ITEMS, table)
+    write_coded(folder, table, [name for name in columns if name not in OWN_COLUMNS])
     hashes, ordinals = id_index(ids)
     np.save(folder / layout.ITEM_HASHES, hashes, allow_pickle=False)
     np.save(folder / layout.ITEM_ORDINALS, ordinals, allow_pickle=False)

@@ -1,8 +1,9 @@
 """Metadata of items to typed Arrow columns.
 
-A column is boolean, integer, float, text or a list of texts when every value it has fits; whatever
-mixes becomes text (JSON for nested values). Text that is a number in every row, as in CSV, becomes
-numbers, unless that would lose something ("007" and "1e5" stay text).
+A column is boolean, integer, float, date, time, text or a list of texts when every value it has
+fits; whatever mixes becomes text (JSON for nested values). Times without a zone are taken for UTC.
+Text that is a number in every row, as in CSV, becomes numbers, unless that would lose something
+("007" and "1e5" stay text).
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, date, datetime
 from typing import Any
 
 import pyarrow as pa
@@ -48,12 +50,16 @@ def typed_column(values: Sequence[Any]) -> Any:
         "int": pa.int64(),
         "float": pa.float64(),
         "list": pa.list_(pa.string()),
+        "date": pa.date32(),
+        "time": pa.timestamp("us", "UTC"),
         "text": pa.string(),
     }
     if kind == "text":
         values = [None if value is None else _as_text(value) for value in values]
     elif kind == "list":
         values = [None if value is None else [_encodable(p) for p in value] for value in values]
+    elif kind == "time":
+        values = [None if value is None else _in_utc(value) for value in values]
     elif kind == "float":
         values = [None if value is None else float(value) for value in values]
     return pa.array(values, type=types[kind])
@@ -63,6 +69,8 @@ def _kind(filled: Iterable[Any]) -> str:
     kinds = {_kind_of(value) for value in filled}
     if kinds == {"int", "float"}:
         return "float"
+    if kinds == {"date", "time"}:
+        return "time"
     return kinds.pop() if len(kinds) == 1 else "text"
 
 
@@ -73,6 +81,8 @@ def _kind_of(value: Any) -> str:
         return "int"
     if isinstance(value, float):
         return "float"
+    if isinstance(value, date):
+        return "time" if isinstance(value, datetime) else "date"
     is_list = isinstance(value, (list, tuple)) and all(isinstance(part, str) for part in value)
     return "list" if is_list else "text"
 
@@ -86,6 +96,12 @@ def _parsed(filled: Sequence[str], values: Sequence[str | None]) -> tuple[str, S
     if all(DECIMAL.fullmatch(value) for value in filled):
         return "float", [None if value is None else float(value) for value in values]
     return "text", values
+
+
+def _in_utc(value: date) -> datetime:
+    if not isinstance(value, datetime):
+        value = datetime(value.year, value.month, value.day)
+    return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
 
 
 def _as_text(value: Any) -> str:

@@ -36,6 +36,11 @@ class Catalogue:
             name for name in table.column_names if name not in OWN_COLUMNS
         )
 
+    @property
+    def table(self) -> Any:
+        """The Arrow table, memory-mapped."""
+        return self._table
+
     def __len__(self) -> int:
         return int(self._table.num_rows)
 

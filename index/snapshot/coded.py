@@ -149,20 +149,45 @@ KEYS: dict[Kind, Callable[[Any], Any]] = {
 
 
 def write_coded(folder: Path, table: Any, names: Sequence[str]) -> None:
-    """Write the coded form of a table's named columns: four files a column, by its place."""
+    """Write the coded form of a table's named columns: some files a column, by its place."""
     (folder / FOLDER).mkdir()
     for place, name in enumerate(names):
-        kind, values, owners, numbers = _numbered(table.column(name).combine_chunks())
-        order = np.lexsort((owners, numbers))
-        counts = np.bincount(numbers, minlength=len(values))
-        starts = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
-        _save(folder, place, "starts", starts)
-        _save(folder, place, "items", owners[order].astype(np.int64))
-        if kind != "list":
-            codes = np.zeros(table.num_rows, dtype=_narrowest(len(values)))
-            codes[owners] = numbers + 1
-            _save(folder, place, "codes", codes)
+        column, values = _coded(name, table.column(name))
+        _save(folder, place, "starts", column.starts)
+        _save(folder, place, "items", column.items)
+        if column.codes is not None:
+            _save(folder, place, "codes", column.codes)
         write_table(_file(folder, place, "values.arrow"), pa.table({"value": values}))
+
+
+def code_column(name: str, column: Any) -> CodedColumn:
+    """The coded form of one Arrow column, in memory."""
+    return _coded(name, column)[0]
+
+
+def _coded(name: str, column: Any) -> tuple[CodedColumn, Any]:
+    """The coded form, and its values as an Arrow array."""
+    kind, values, owners, numbers = _numbered(column.combine_chunks())
+    count = len(column)
+    order = np.lexsort((owners, numbers))
+    counts = np.bincount(numbers, minlength=len(values))
+    starts = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
+    codes = None
+    if kind != "list":
+        codes = np.zeros(count, dtype=_narrowest(len(values)))
+        codes[owners] = numbers + 1
+    items = owners[order].astype(np.int64)
+    return CodedColumn(name, kind, _searched(kind, values), codes, starts, items, count), values
+
+
+def _searched(kind: Kind, values: Any) -> Sequence[Any]:
+    """An Arrow array of values in the form that is searched."""
+    found: Sequence[Any] = values
+    if kind == "date":
+        found = values.cast(pa.int64()).to_numpy(zero_copy_only=False)
+    elif kind in ("number", "boolean"):
+        found = values.to_numpy(zero_copy_only=False)
+    return found
 
 
 def open_coded(folder: Path, table: Any, names: Sequence[str]) -> dict[str, CodedColumn]:
@@ -195,11 +220,7 @@ def kind_of(kind: Any) -> Kind:
 def _open(folder: Path, place: int, table: Any, name: str) -> CodedColumn:
     kind = kind_of(table.column(name).type)
     stored = open_table(_file(folder, place, "values.arrow")).column("value").combine_chunks()
-    values: Sequence[Any] = stored
-    if kind == "date":
-        values = stored.cast(pa.int64()).to_numpy(zero_copy_only=False)
-    elif kind in ("number", "boolean"):
-        values = stored.to_numpy(zero_copy_only=False)
+    values = _searched(kind, stored)
     codes = None if kind == "list" else _load(folder, place, "codes")
     starts, items = (_load(folder, place, part) for part in ("starts", "items"))
     if len(starts) != len(values) + 1 or int(starts[-1]) != len(items):

@@ -30,9 +30,11 @@ from hivlp.index.backends.choose import (
 from hivlp.index.backends.rows import LevelRows, StoredArray
 from hivlp.index.candidates import RowArray
 from hivlp.index.errors import SnapshotCorrupt
+from hivlp.index.filter_masks import FilterMasks
 from hivlp.index.level_index import LevelIndex
 from hivlp.index.snapshot import layout
 from hivlp.index.snapshot.catalogue import Catalogue, HashArray, open_table
+from hivlp.index.snapshot.coded import FOLDER, code_column, coded_files, open_coded
 from hivlp.index.snapshot.manifest import MANIFEST_NAME, SnapshotManifest, read_manifest
 from hivlp.models.artifact import file_record
 from hivlp.models.levels import FloatArray, Modality
@@ -76,9 +78,11 @@ class Snapshot:
         manifest: SnapshotManifest,
         catalogue: Catalogue,
         sides: Mapping[Modality, Side],
+        filters: FilterMasks,
     ) -> None:
         self.path = path
         self.manifest = manifest
+        self._filters: FilterMasks | None = filters
         self._catalogue: Catalogue | None = catalogue
         self._sides: Mapping[Modality, Side] | None = sides
 
@@ -102,13 +106,20 @@ class Snapshot:
         check_files(path, manifest, hash_up_to_bytes)
         opener = _Opener(path, manifest, choose_backend(backend))
         sides = {side: opener.side(side) for side in layout.SIDES if side in manifest.sides}
-        return Snapshot(path, manifest, opener.catalogue(), sides)
+        catalogue = opener.catalogue()
+        return Snapshot(path, manifest, catalogue, sides, opener.filters(catalogue))
 
     @property
     def catalogue(self) -> Catalogue:
         """Ids and metadata."""
         assert self._catalogue is not None, "the snapshot is closed"
         return self._catalogue
+
+    @property
+    def filters(self) -> FilterMasks:
+        """What filters allow."""
+        assert self._filters is not None, "the snapshot is closed"
+        return self._filters
 
     @property
     def sides(self) -> Mapping[Modality, Side]:
@@ -125,6 +136,7 @@ class Snapshot:
         """Let go of every mapping. Closing twice is fine."""
         self._sides = None
         self._catalogue = None
+        self._filters = None
 
 
 def check_files(path: Path, manifest: SnapshotManifest, hash_up_to_bytes: int | None) -> None:
@@ -166,6 +178,19 @@ class _Opener:
         hashes = cast(HashArray, self._array(layout.ITEM_HASHES, (count,), np.uint64))
         ordinals = cast(RowArray, self._array(layout.ITEM_ORDINALS, (count,), np.int64))
         return Catalogue(table, hashes, ordinals)
+
+    def filters(self, catalogue: Catalogue) -> FilterMasks:
+        """Columns in coded form: stored since format 3, made in memory for older versions."""
+        table, names = catalogue.table, catalogue.metadata_names
+        files = coded_files(names, table)
+        if any(name not in self._manifest.files for name in files):
+            columns = {name: code_column(name, table.column(name)) for name in names}
+        else:
+            try:
+                columns = open_coded(self._path, table, names)
+            except (OSError, ValueError, pa.ArrowInvalid) as error:
+                raise self._corrupt(FOLDER, str(error)) from error
+        return FilterMasks(columns, self._manifest.items)
 
     def side(self, side: Modality) -> Side:
         count = self._manifest.sides[side].rows

@@ -298,3 +298,32 @@ def test_a_search_that_encodes_nothing_has_no_early_exit(
     response = hasty.post(f"/search/{kind}", json={**body, "early_exit": True})
     assert response.status_code == 422
     assert response.json()["error"]["param"] == "early_exit"
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_a_filter_is_kept_by_every_plan(client: httpx.Client, plan: str) -> None:
+    wanted = {"field": "name", "in": ["blue square", "green square"]}
+    body = search(client, "text", query="a red square", k=20, plan=plan, filter=wanted)
+    assert set(colours(body)) == {"blue", "green"}
+    assert body["returned"] == 4
+    image = base64.b64encode(colour_png("red")).decode()
+    both = {"and": [wanted, {"not": {"field": "name", "eq": "blue square"}}]}
+    for modality in ("image", "text"):
+        found = search(
+            client, "image", image=image, k=20, plan=plan, modality=modality, filter=both
+        )
+        assert set(colours(found)) == {"green"}
+
+
+def test_filters_reach_similar_and_vector_searches(client: httpx.Client) -> None:
+    wanted = {"field": "name", "eq": "green square"}
+    similar = search(client, "similar", id="red/24", filter=wanted)
+    assert set(colours(similar)) == {"green"}
+    vector = search(client, "vector", vector=[1.0] * 32, filter=wanted)
+    assert set(colours(vector)) == {"green"}
+    form = client.post(
+        "/search/image",
+        files={"image": ("x.png", colour_png("red"), "image/png")},
+        data={"filter": '{"field": "name", "eq": "green square"}'},
+    )
+    assert set(colours(form.json())) == {"green"}

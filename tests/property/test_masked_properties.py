@@ -40,6 +40,8 @@ KINDS: tuple[tuple[Family, Codec], ...] = (
 TASTE = settings(
     max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True
 )
+MANY = 1_000_000
+"""More rows than are scored without a cascade."""
 
 
 @pytest.fixture(scope="module", params=KINDS, ids="-".join)
@@ -100,7 +102,7 @@ def test_stages_wide_enough_find_exactly_the_best_allowed_rows(
     outputs, mask = exits_of(seed), masked(SHARES[share], seed)
     keeps = ((1, ROWS), (2, ROWS), (3, k)) if name == "cascade" else ((1, ROWS), (3, k))
     request = PlanRequest("image", "text", k, name, keeps)  # type: ignore[arg-type]
-    found = run_masked(searcher, searcher.plan(request, masked=True), outputs, mask)
+    found = run_masked(searcher, searcher.plan(request, allowed=MANY), outputs, mask)
     expected = truth(outputs, k, mask)
     assert len(found) == min(k, mask.count)
     assert found.rows.tolist() == expected.rows.tolist()
@@ -114,7 +116,7 @@ def test_an_index_s_own_plan_returns_all_k_allowed_rows_nearly_all_the_best(
     share: str,
     name: str,
 ) -> None:
-    plan = searcher.plan(PlanRequest("image", "text", 10, name), masked=True)  # type: ignore[arg-type]
+    plan = searcher.plan(PlanRequest("image", "text", 10, name), allowed=MANY)  # type: ignore[arg-type]
     held = []
     for seed in range(20):
         outputs, mask = exits_of(seed), masked(SHARES[share], seed)
@@ -143,5 +145,5 @@ def test_an_index_that_need_not_mask_still_answers_right(tmp_path: Path) -> None
     assert not (searcher.snapshot.path / "image" / "level1.maskable.faiss").exists()
     outputs, mask = exits_of(3), masked(0.95, 3)
     request = PlanRequest("image", "text", 10, "cascade", ((1, ROWS), (2, ROWS)))
-    found = run_masked(searcher, searcher.plan(request, masked=True), outputs, mask)
+    found = run_masked(searcher, searcher.plan(request, allowed=MANY), outputs, mask)
     assert found.rows.tolist() == truth(outputs, 10, mask).rows.tolist()

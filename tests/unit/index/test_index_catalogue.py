@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -110,6 +110,17 @@ def test_half_characters_become_question_marks_wherever_they_stand() -> None:
     assert columns["_na?me"].to_pylist() == ["?", None]
 
 
-def test_dates_and_decimals_are_text_as_they_print() -> None:
+def test_dates_mixed_with_other_things_are_text_as_they_print() -> None:
     values = [datetime(2024, 1, 2, 3, 4, 5), None, Decimal("1.50")]
     assert typed_column(values).to_pylist() == ["2024-01-02 03:04:05", None, "1.50"]
+
+
+def test_dates_and_times_stay_what_they_are() -> None:
+    days = typed_column([date(2024, 1, 2), None])
+    assert days.type == pa.date32()
+    assert days.to_pylist() == [date(2024, 1, 2), None]
+    zone = timezone(timedelta(hours=2))
+    mixed = [datetime(2024, 1, 2, 3), datetime(2024, 1, 2, 3, tzinfo=zone), date(2024, 1, 2)]
+    times = typed_column(mixed)
+    assert times.type == pa.timestamp("us", "UTC")
+    assert [t.hour for t in times.to_pylist()] == [3, 1, 0]

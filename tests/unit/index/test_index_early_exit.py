@@ -36,6 +36,8 @@ from tests.fakes import DIMS, specs, unit_vectors, write_snapshot
 
 ALWAYS = Gate((0.0,) * len(SIGNALS), 50.0)
 NEVER = Gate((0.0,) * len(SIGNALS), -50.0)
+MANY = 1_000_000
+"""More rows than are scored without a cascade."""
 
 
 def candidates(scores: list[float], rows: list[int] | None = None) -> Candidates:
@@ -179,7 +181,7 @@ def test_an_unsure_cascade_runs_through_and_masks_forbid_stopping(tmp_path: Path
     assert level == 3
     whole = run_plan(searcher, "image", searcher.plan(replace(asked, early_exit=False)), query)[0]
     assert found.rows[:5].tolist() == whole.rows[:5].tolist()
-    assert searcher.plan(asked, masked=True).exits is None
+    assert searcher.plan(asked, allowed=MANY).exits is None
     assert searcher.plan(replace(asked, early_exit=False)).name == "funnel", "as it was measured"
     assert searcher.plan(replace(asked, query="image")).exits is None, "never measured"
 

@@ -28,6 +28,8 @@ ROWS = 2_500
 SPECTRUM = np.geomspace(4, 0.2, 16, dtype=np.float32)  # prefixes hold most, as trained ones do
 IMAGES = normalise(unit_vectors(ROWS, 16) * SPECTRUM)
 QUERIES = normalise(IMAGES[:40] + 0.1 * unit_vectors(40, 16, 9))
+MANY = 1_000_000
+"""More rows than are scored without a cascade."""
 
 
 @pytest.fixture(scope="module", params=["scan", "graph"])
@@ -71,7 +73,7 @@ def test_a_graph_index_walks_unless_a_filter_or_widths_ask_for_a_scan(graph_home
 
     def methods(masked: bool = False, **asked: object) -> list[tuple[int, str, int]]:
         request = PlanRequest("image", "text", 10, **asked)  # type: ignore[arg-type]
-        plan = searcher.plan(request, masked=masked)
+        plan = searcher.plan(request, allowed=MANY if masked else None)
         return [(s.level, s.method, s.query_level) for s in plan.stages]
 
     scans = [(1, "scan", 1), (2, "rescore", 2), (3, "rescore", 3)]
@@ -84,7 +86,7 @@ def test_a_graph_index_walks_unless_a_filter_or_widths_ask_for_a_scan(graph_home
 
 
 def test_a_masked_plan_returns_allowed_rows_alone_all_k_of_them(searcher: LocalSearcher) -> None:
-    plan = searcher.plan(PlanRequest("image", "text", 10), masked=True)
+    plan = searcher.plan(PlanRequest("image", "text", 10), allowed=MANY)
     allowed = np.random.default_rng(0).random(ROWS) < 0.03
     mask = RowMask.of(allowed)
     found: list[Candidates] | None = None
@@ -119,7 +121,7 @@ def test_codes_that_take_no_mask_are_passed_over_under_one(
     store = SnapshotStore(tmp_path)
     write_snapshot(store, images=IMAGES, level1="pq64x4fs", must=must)
     searcher = LocalSearcher(store.open("default"))
-    plan = searcher.plan(PlanRequest("image", "text", 10), masked=True)
+    plan = searcher.plan(PlanRequest("image", "text", 10), allowed=MANY)
     mask = RowMask.of(np.arange(ROWS) % 2 == 0)
     found = searcher.step("image", plan.stages[0], outputs(QUERIES)[1], None, mask=mask)
     assert all(mask.allowed[f.rows].all() and len(f) == plan.stages[0].keep for f in found)

@@ -13,13 +13,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from hivlp.index.candidates import Candidates, RowArray
 from hivlp.index.cascade import Plan, PlanRequest, Stage
 from hivlp.index.errors import NoSuchItem, PlanError
+from hivlp.index.filter_masks import FilterMasks
+from hivlp.index.filters import Expression
 from hivlp.index.masks import RowMask
 from hivlp.index.plans import make_plan
 from hivlp.index.searcher import FoundItem, SnapshotInfo
+from hivlp.index.snapshot.coded import code_column
 from hivlp.models.artifact import ArtifactManifest, SourceRecord, StageRecord, TowerRecord
 from hivlp.models.encoder import EncoderBatch, RgbImage
 from hivlp.models.errors import TextError
@@ -122,8 +126,16 @@ class FakeSearcher:
     def __post_init__(self) -> None:
         self._rows = np.concatenate([vector_of(name) for name in NAMES])
 
-    def plan(self, request: PlanRequest, *, masked: bool = False) -> Plan:
+    def plan(self, request: PlanRequest, *, allowed: int | None = None) -> Plan:
         return make_plan(request, LEVELS, {}, len(NAMES))
+
+    def mask(self, searched: Modality, expression: Expression) -> RowMask:
+        columns = {
+            "name": code_column("name", pa.chunked_array([[name.title() for name in NAMES]])),
+            "length": code_column("length", pa.chunked_array([[len(name) for name in NAMES]])),
+        }
+        masks = FilterMasks(columns, len(NAMES))
+        return masks.rows(expression, searched, np.arange(len(NAMES)))
 
     def step(
         self,
@@ -134,12 +146,12 @@ class FakeSearcher:
         *,
         mask: RowMask | None = None,
     ) -> list[Candidates]:
-        assert mask is None, "this fake knows no masks"
         self.before(stage.level)
         self.searched.append(stage.level)
         dim = LEVELS[stage.level - 1].dim
         assert queries.shape == (1, dim), queries.shape
-        rows = np.arange(len(NAMES)) if previous is None else previous[0].rows
+        every = np.arange(len(NAMES)) if mask is None else mask.rows
+        rows = every if previous is None else previous[0].rows
         scores = nested_prefix(self._rows, dim)[rows] @ queries[0]
         return [Candidates.ranked(rows, scores, stage.keep)]
 

@@ -123,7 +123,20 @@ FIELDS: list[tuple[str, dict[str, Any], str, str]] = [
     ),
     ("unknown metadata", {**GOOD, "with_metadata": ["shoe"]}, "invalid_plan", "with_metadata"),
     ("too much metadata", {**GOOD, "with_metadata": ["n"] * 65}, "out_of_range", "with_metadata"),
-    ("filter", {**GOOD, "filter": {"a": 1}}, "not_available", "filter"),
+    ("filter of no object", {**GOOD, "filter": "a = 1"}, "invalid_value", "filter"),
+    ("filter unread", {**GOOD, "filter": {"a": 1}}, "invalid_filter", "filter"),
+    (
+        "filter of an unknown column",
+        {**GOOD, "filter": {"not": {"field": "shoe", "eq": 1}}},
+        "invalid_filter",
+        "filter.not.eq",
+    ),
+    (
+        "filter of the wrong type",
+        {**GOOD, "filter": {"and": [{"field": "length", "eq": "three"}]}},
+        "invalid_filter",
+        "filter.and.0.eq",
+    ),
     ("rerank", {**GOOD, "rerank": True}, "not_available", "rerank"),
     ("rerank_k", {**GOOD, "rerank_k": 5}, "not_available", "rerank_k"),
     (

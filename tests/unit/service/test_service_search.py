@@ -214,3 +214,25 @@ def test_a_request_id_of_the_caller_is_kept_when_it_is_harmless(shared: httpx.Cl
     assert kept.headers["x-request-id"] == "trace-1.2_3"
     made = shared.get("/livez", headers={"X-Request-ID": "a b<script>"})
     assert made.headers["x-request-id"] != "a b<script>"
+
+
+def test_a_filter_leaves_out_what_it_does_not_allow(shared: httpx.Client) -> None:
+    short = {"field": "length", "range": {"lte": 4}}
+    body = search(shared, query="green", k=6, filter=short)
+    assert {hit["id"] for hit in body["hits"]} == {name for name in NAMES if len(name) <= 4}
+    stage = next(s for s in body["stages"] if s["name"] == "filter")
+    assert (stage["candidates_in"], stage["candidates_out"]) == (len(NAMES), body["returned"])
+    negated = search(shared, query="green", k=6, filter={"not": short})
+    assert negated["hits"][0]["id"] == "green"
+    assert negated["returned"] + body["returned"] == len(NAMES)
+    nothing = search(shared, query="green", filter={"field": "name", "eq": "Nobody"})
+    assert (nothing["returned"], nothing["hits"]) == (0, [])
+
+
+def test_answers_to_other_filters_are_other_answers(shared: httpx.Client) -> None:
+    asked = {"query": "a cached filter", "k": 3}
+    one = search(shared, **asked, filter={"field": "name", "eq": "Red"})
+    other = search(shared, **asked, filter={"field": "name", "eq": "Blue"})
+    assert [hit["id"] for hit in one["hits"]] == ["red"]
+    assert [hit["id"] for hit in other["hits"]] == ["blue"]
+    assert search(shared, **asked, filter={"field": "name", "eq": "Red"})["cached"]
