@@ -160,7 +160,9 @@ def applied(record: ExitRecord, direction: Direction) -> dict[str, Any] | None:
     if record.rule is None:
         return None
     plan = replace(cascade(direction), exits=record.rule)
-    found = apply_rule(direction, plan, {}, exact_best(direction, max(direction.rows), 100))
+    found = apply_rule(
+        direction, plan, {}, exact_best(direction, max(direction.rows), 100), record.loss
+    )
     return {**found.trial.model_dump(exclude={"signal"}), "full": found.full}
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -21,8 +22,9 @@ from hivlp.index.build.answers import item_groups
 from hivlp.index.build.model import Model
 from hivlp.index.build.queries import QuerySet, image_queries, text_queries
 from hivlp.index.build.widths import ROUNDING, ranks
-from hivlp.index.candidates import RowArray
+from hivlp.index.candidates import Candidates, RowArray
 from hivlp.index.cascade import Plan, PlanName, PlanRequest
+from hivlp.index.early_exit import DEPTH
 from hivlp.index.evaluation_report import (
     DirectionReport,
     EarlyExitRecall,
@@ -165,7 +167,8 @@ class _Direction:
         self._plans: dict[PlanName, Plan] = {
             name: searcher.plan(PlanRequest(searched, query, need, name)) for name in PLANS
         }
-        early = searcher.plan(PlanRequest(searched, query, need, early_exit=True))
+        deep = max(need, DEPTH + (query == searched))
+        early = searcher.plan(PlanRequest(searched, query, deep, early_exit=True))
         self._early = early if early.exits is not None else None
         rng = np.random.default_rng(SEED)
         self._galleries = {n: rng.permutation(self._side.size)[:n] for n in self._sizes()}
@@ -205,7 +208,9 @@ class _Direction:
             tally.plan_ranks[name].append(plan_rank(wanted, others, right))
             tally.ann[name].append(ann_recall(wanted, others, k))
         if self._early is not None:
-            answer, level = run_early(self._searcher, self._searched, self._early, outputs)
+            answer, level = run_early(
+                self._searcher, self._searched, self._early, outputs, seen=partial(_others, counted)
+            )
             others = answer.rows[counted[answer.rows]]
             own = np.where(counted, scores[level], -np.inf).astype(np.float32)
             tally.early_ranks.append(plan_rank(own, others, right))
@@ -250,6 +255,12 @@ class _Direction:
         while sizes[-1] // 2 >= LEAST_GALLERY:
             sizes.append(sizes[-1] // 2)
         return sizes
+
+
+def _others(counted: BoolArray, found: Candidates) -> Candidates:
+    """Candidates without the query itself."""
+    kept = counted[found.rows]
+    return Candidates(found.rows[kept], found.scores[kept])
 
 
 def _early(tally: _Tally, levels: Sequence[int]) -> EarlyExitRecall:

@@ -26,11 +26,16 @@ FEW = 5_000
 class LocalSearcher:
     """Searches one open snapshot; closing it closes the snapshot. Safe for several threads."""
 
-    def __init__(self, snapshot: Snapshot) -> None:
+    def __init__(self, snapshot: Snapshot, query_encoder: str | None = None) -> None:
+        """`query_encoder` is that of the model that will query (None: that it was measured with).
+
+        Another one's early outputs mean something else: then no cascade stops early.
+        """
         self.snapshot = snapshot
+        measured = query_encoder in (None, snapshot.manifest.query_encoder)
         self._widths = snapshot.manifest.width_table("scan")
         self._beams = snapshot.manifest.width_table("graph")
-        self._exits = snapshot.manifest.exit_rules()
+        self._exits = snapshot.manifest.exit_rules() if measured else {}
         self._auto = snapshot.manifest.served_plans()
         self._info = _info(snapshot)
 

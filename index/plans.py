@@ -19,7 +19,7 @@ measured, because the corpus held no query of that kind, `UNMEASURED` says what 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -182,10 +182,12 @@ def run_early(
     plan: Plan,
     outputs: Mapping[int, FloatArray],
     mask: RowMask | None = None,
+    seen: Callable[[Candidates], Candidates] = lambda found: found,
 ) -> tuple[Candidates, int]:
     """Run a plan for one fully encoded query, stopping where it may: what was found, and the level.
 
-    For measuring: a service stops its encoder too (`service/overlap.py`).
+    For measuring: a service stops its encoder too (`service/overlap.py`). `seen` is what of the
+    candidates is looked at to decide, without a query that is itself in the gallery, say.
     """
     dims = {spec.level: spec.dim for spec in searcher.info.levels}
     before: Candidates | None = None
@@ -195,7 +197,7 @@ def run_early(
             (found,) = searcher.step(searched, stage, query, None, mask=mask)
         else:
             (found,) = searcher.step(searched, stage, query, [before])
-        if plan.stops(stage.level, found, before):
+        if plan.stops(stage.level, seen(found), None if before is None else seen(before)):
             break
         before = found
     return found, stage.level

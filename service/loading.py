@@ -79,7 +79,13 @@ def load_catalogue(settings: Settings) -> Catalogue:
         if path not in models:
             models[path] = _load_model(path, settings.threads.encoder)
         root = Path(snapshot.manifest.corpus.root)
-        live = LiveSnapshot(LocalSearcher(snapshot))
+        query_encoder = models[path].manifest.query_encoder
+        if query_encoder != snapshot.manifest.query_encoder:
+            log.warning(
+                "index %s was measured with another query encoder than %s: `hivlp calibrate` it; "
+                "until then no cascade of it stops early", name, path
+            )  # fmt: skip
+        live = LiveSnapshot(LocalSearcher(snapshot, query_encoder))
         indexes[name] = ServedIndex(name, live, models[path], root)
         log.info("index %s, version %s: open", name, snapshot.manifest.version)
         if settings.warm:

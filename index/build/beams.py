@@ -150,7 +150,9 @@ class _Trial:
         """Recall of each query of a half: (m,) float32."""
         half = np.flatnonzero(chosen)
         if setting.variant == "rescored":
-            found, _ = self._walks(half, setting.efs, setting.keeps)
+            # As when it was chosen: a query that is in the gallery needs a row more.
+            handed = (*setting.keeps[:-1], max(setting.efs[-1], setting.keeps[-1]))
+            found, _ = self._walks(half, setting.efs, handed)
             return self._again(half, found, setting.keeps[-1])[0]
         entries = None
         if setting.keeps:

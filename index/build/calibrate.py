@@ -147,7 +147,8 @@ def _calibrate(
     notes = measured.notes
     replaced = {(r.searched, r.query) for r in measured.widths}
     kept = [r for r in old.widths if (r.searched, r.query) not in replaced]
-    if model.query_encoder != old.query_encoder:
+    same = model.query_encoder == old.query_encoder
+    if not same:
         left = sorted({f"{r.query} to {r.searched}" for r in kept})
         notes += [f"{direction}: still as measured with the encoder before" for direction in left]
     with store.stage(name) as staging:
@@ -163,9 +164,9 @@ def _calibrate(
                 "artifact": str(model.path),
                 "build": build,
                 "widths": (*kept, *measured.widths),
-                "exits": _renewed(old.exits, measured.exits, replaced),
+                "exits": _renewed(old.exits if same else (), measured.exits, replaced),
                 "retrieval": _renewed(old.retrieval, measured.retrieval, replaced),
-                "paces": _renewed(old.paces, measured.paces, replaced),
+                "paces": _renewed(old.paces if same else (), measured.paces, replaced),
                 "calibrated_from": old.version,
             }
         )

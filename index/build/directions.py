@@ -25,7 +25,8 @@ class Direction:
     queries of one item belong to the same half. `levels` are the side's opened levels, by which
     lossy codes are measured as they are (None: every level is exact). `items` (n,) say whose the
     queries are, `answers` which rows answer them rightly (None: not known), and `encode_ms` how
-    long each stage of their encoder takes (none: not known).
+    long each stage of their encoder takes (none: not known). `own_rows` (n,) are the queries' own
+    rows, where they are rows of this very side.
     """
 
     searched: Modality
@@ -37,6 +38,7 @@ class Direction:
     items: RowArray | None = None
     answers: Answers | None = None
     encode_ms: Sequence[float] = ()
+    own_rows: RowArray | None = None
 
     @property
     def count(self) -> int:

@@ -3,20 +3,23 @@
     record = measure_exits(direction, plan, graphs, best)
 
 The cascade is run as it is served, with the widths that were just measured; what a level found is
-compared with what the whole cascade finds. Where queries have right answers, the loss is of R@1 and
-of R@10, both; elsewhere of ANN recall@10. Of several sets of signals the one that saves most of the
-encoder's time on held-out queries is taken (`risk.py` says how the threshold is chosen).
+compared with what the whole cascade finds. Where enough queries have right answers, the loss is of
+R@1 and of R@10, both; elsewhere of ANN recall@10. A query that has doubles in the gallery says
+nothing: they take the places of what it should find. Of several sets of signals the one that saves
+most of the encoder's time on held-out queries is taken, which flatters what it saves a little
+(`risk.py` says how the threshold is chosen).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from hivlp.index.build.directions import Direction
-from hivlp.index.build.observe import blocks, run_stages, without
+from hivlp.index.build.observe import blocks, own_rows, run_stages, without
 from hivlp.index.build.risk import (
     FOLDS,
     Array,
@@ -26,12 +29,12 @@ from hivlp.index.build.risk import (
     confidences,
     first_exit,
 )
-from hivlp.index.build.widths import itself, share_found
+from hivlp.index.build.widths import share_found
 from hivlp.index.candidates import Candidates, RowArray
 from hivlp.index.cascade import Plan
 from hivlp.index.early_exit import COMPARED, DEPTH, SIGNALS, exit_signals
 from hivlp.index.level_index import LevelIndex
-from hivlp.index.snapshot.manifest import ExitRecord, ExitTrial, GateRecord
+from hivlp.index.snapshot.manifest import ExitRecord, ExitTrial, GateRecord, Loss
 
 MOST_LOST = 0.005
 """What stopping early may cost: half a point of R@1, and of R@10, or of ANN recall@10."""
@@ -42,6 +45,7 @@ MENUS: Mapping[str, tuple[str, ...]] = {
 }
 """What a gate may look at. At the first level there is no agreement yet, only the margin."""
 RECALLS = ("r1", "r10", "ann10")
+LOSSES: Mapping[Loss, tuple[str, ...]] = {"retrieval": ("r1", "r10"), "ann": ("ann10",)}
 
 
 @dataclass(slots=True)
@@ -85,8 +89,8 @@ def measure_exits(
     if len(levels) < 2 or direction.size <= DEPTH or direction.count < 2 * FOLDS:
         return None
     seen = _look(direction, plan, graphs, best)
-    paired = direction.answers is not None
-    names = ("r1", "r10") if paired else ("ann10",)
+    paired = enough_answers(seen.array("r1", levels[-1]))
+    names = LOSSES["retrieval" if paired else "ann"]
     losses = [_losses(seen, name, levels) for name in names]
     signals = {level: np.array(seen.signals[level]) for level in levels[:-1]}
     saved = _saved(levels, direction.encode_ms)
@@ -95,7 +99,7 @@ def measure_exits(
         used = {level: _used(menu, first=level == levels[0]) for level in levels[:-1]}
         chosen = choose_exits(signals, losses, used, direction.folds(FOLDS), MOST_LOST)
         tried.append((_trial(name, chosen.exits, seen, levels, saved), chosen))
-    trial, chosen = max(tried, key=lambda pair: pair[0].saved)
+    trial, chosen = max(tried, key=lambda pair: (pair[1].threshold is not None, pair[0].saved))
     return ExitRecord(
         searched=direction.searched,
         query=direction.query,
@@ -118,8 +122,9 @@ def apply_rule(
     plan: Plan,
     graphs: Mapping[int, LevelIndex],
     best: Sequence[Candidates],
+    loss: Loss,
 ) -> Applied:
-    """What a plan's own rule does with queries that it was not chosen on."""
+    """What a plan's own rule does with queries that it was not chosen on, losing of `loss`."""
     assert plan.exits is not None, "a plan that may stop early"
     levels = [stage.level for stage in plan.stages]
     seen = _look(direction, plan, graphs, best)
@@ -128,7 +133,7 @@ def apply_rule(
         if level in plan.exits.gates:
             sure[:, place] = confidences(plan.exits.gates[level], np.array(seen.signals[level]))
     exits = first_exit(sure, plan.exits.threshold)
-    names = ("r1", "r10") if direction.answers is not None else ("ann10",)
+    names = LOSSES[loss]
     lost = [_at(_padded(_losses(seen, name, levels), levels), exits) for name in names]
     saved = _saved(levels, direction.encode_ms)
     return Applied(
@@ -158,8 +163,7 @@ def _look(
 ) -> _Seen:
     """Run the cascade for every query, looking at what each level found."""
     seen = _Seen()
-    pairs = zip(best, direction.finest_queries, strict=True)
-    own = [itself(some, direction.finest, query) for some, query in pairs]
+    own = own_rows(direction, best)
     for block in blocks(direction):
         before: list[Candidates] | None = None
         for level, found in run_stages(direction, plan, graphs, block):
@@ -183,7 +187,9 @@ def _signals(found: Candidates, before: Candidates | None) -> tuple[float, ...]:
 def _recalls(
     direction: Direction, number: int, found: Candidates, best: Candidates, own: RowArray
 ) -> tuple[float, float, float]:
-    """One query's `RECALLS` if it were answered with what was found."""
+    """One query's `RECALLS` if it were answered with what was found; NaN with doubles."""
+    if len(own) > 1:
+        return (float("nan"),) * 3
     rank = None if direction.answers is None else direction.answers.rank(number, found.rows)
     scores = direction.finest.score(direction.finest_queries[number], found.rows)
     ann = share_found(Candidates(found.rows, scores), best, own, COMPARED)
@@ -195,6 +201,11 @@ def _recalls(
 def _note(seen: _Seen, level: int, recalls: tuple[float, ...]) -> None:
     for name, value in zip(RECALLS, recalls, strict=True):
         seen.recalls[name].setdefault(level, []).append(value)
+
+
+def enough_answers(known: Array) -> bool:
+    """Whether so many queries have right answers that something can be promised of them."""
+    return int((~np.isnan(known)).sum()) >= math.ceil(1 / MOST_LOST) - 1
 
 
 def _losses(seen: _Seen, name: str, levels: Sequence[int]) -> dict[int, Array]:

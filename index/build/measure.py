@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
+
+import numpy as np
 
 from hivlp.index.backends.choose import open_graphs, open_level
 from hivlp.index.backends.rows import LevelRows
@@ -19,7 +22,7 @@ from hivlp.index.build.retrieval import measure_pace, measure_retrieval
 from hivlp.index.build.widths import KS, PLANS, exact_best, sweep
 from hivlp.index.candidates import RowArray
 from hivlp.index.cascade import Plan, PlanName, PlanRequest
-from hivlp.index.early_exit import DEPTH
+from hivlp.index.early_exit import DEPTH, ExitRule
 from hivlp.index.level_index import LevelIndex
 from hivlp.index.plans import make_plan
 from hivlp.index.snapshot import layout
@@ -77,6 +80,10 @@ class StagedSide:
         return level in self._codes
 
 
+NEVER = ExitRule(math.inf, {})
+"""Looks like a rule, and never stops: a plan with it keeps what one with a rule would."""
+
+
 @dataclass(slots=True)
 class Measured:
     """Records of every direction that there are queries for, and notes of what could not be had."""
@@ -123,10 +130,11 @@ def direction_of(
     side: OpenSide, searched: Modality, query: Modality, given: QuerySet, groups: RowArray
 ) -> Direction:
     """Some queries against an opened side, with the answers that the corpus knows."""
-    answers = None
+    answers = own = None
     if given.from_corpus:
         same = query == searched
         answers = answers_for(given.ordinals, side.row_items, groups, same_side=same)
+        own = _own_rows(side, given) if same else None
     return Direction(
         searched,
         query,
@@ -137,7 +145,20 @@ def direction_of(
         items=given.ordinals,
         answers=answers,
         encode_ms=given.encode_ms,
+        own_rows=own,
     )
+
+
+def _own_rows(side: OpenSide, given: QuerySet) -> RowArray:
+    """The row that each query is: of its item's rows the nearest."""
+    finest = max(side.rows)
+    own = np.empty(len(given), np.int64)
+    first = np.searchsorted(side.row_items, given.ordinals, side="left")
+    last = np.searchsorted(side.row_items, given.ordinals, side="right")
+    for i, (begin, end) in enumerate(zip(first.tolist(), last.tolist(), strict=True)):
+        rows = np.arange(begin, end)
+        own[i] = rows[side.rows[finest].score(given.outputs[finest][i], rows).argmax()]
+    return own
 
 
 def _measure_direction(
@@ -161,37 +182,40 @@ def _measure_direction(
     if not widths:
         return
     measured.widths += widths
-    plans = _plans(direction, graphs, specs, gallery, widths)
-    exits = measure_exits(direction, plans["cascade"], graphs, best)
+    plans = {name: _plan(direction, graphs, specs, gallery, widths, name) for name in PLANS}
+    early = _plan(direction, graphs, specs, gallery, widths, "cascade", exits=NEVER)
+    exits = measure_exits(direction, early, graphs, best)
     pace = measure_pace(direction, plans, graphs)
     measured.exits += [exits] if exits is not None else []
     measured.paces += [pace] if pace is not None else []
     measured.retrieval += measure_retrieval(direction, plans, graphs, best)
 
 
-def _plans(
+def _plan(
     direction: Direction,
     graphs: Mapping[int, LevelIndex],
     specs: Sequence[LevelSpec],
     gallery: GalleryKind,
     widths: Sequence[WidthRecord],
-) -> dict[PlanName, Plan]:
-    """The plans of the family that serves, at the widths just measured, `DEPTH` rows deep.
+    name: PlanName,
+    exits: ExitRule | None = None,
+) -> Plan:
+    """A plan of the family that serves, at the widths just measured, `DEPTH` rows deep.
 
-    One row more where each query is itself in the gallery.
+    One row more where each query is itself in the gallery. With `exits` it keeps what a request
+    that may stop early would.
     """
     need = min(DEPTH + (direction.query == direction.searched), direction.size)
-    return {
-        name: make_plan(
-            PlanRequest(direction.searched, direction.query, need, name),
-            specs,
-            width_table(widths, "scan"),
-            direction.size,
-            gallery=gallery,
-            graphs=width_table(widths, "graph") if graphs else None,
-        )
-        for name in PLANS
-    }
+    early = exits is not None
+    return make_plan(
+        PlanRequest(direction.searched, direction.query, need, name, early_exit=early),
+        specs,
+        width_table(widths, "scan"),
+        direction.size,
+        gallery=gallery,
+        graphs=width_table(widths, "graph") if graphs else None,
+        exits=exits,
+    )
 
 
 def shortfalls(records: Sequence[WidthRecord]) -> list[str]:

@@ -9,6 +9,7 @@ from statistics import median
 import numpy as np
 
 from hivlp.index.build.directions import Direction
+from hivlp.index.build.widths import itself
 from hivlp.index.candidates import Candidates, RowArray
 from hivlp.index.cascade import Plan, run_stage
 from hivlp.index.level_index import LevelIndex
@@ -33,6 +34,20 @@ def run_stages(
 def blocks(direction: Direction) -> Iterator[slice]:
     """Slices of the queries, few enough for what they find to be kept at once."""
     return (slice(start, start + BLOCK) for start in range(0, direction.count, BLOCK))
+
+
+def own_rows(direction: Direction, best: Sequence[Candidates]) -> list[RowArray]:
+    """For each query the rows that are itself or its doubles; `best[i]` as `exact_best` finds it.
+
+    Where queries are rows of the side, their own rows count whatever the encoder made of them: one
+    of another precision does not meet them exactly.
+    """
+    pairs = zip(best, direction.finest_queries, strict=True)
+    own = [itself(some, direction.finest, query) for some, query in pairs]
+    if direction.own_rows is None:
+        return own
+    named = zip(own, direction.own_rows, strict=True)
+    return [np.union1d(rows, [row]).astype(np.int64) for rows, row in named]
 
 
 def without(found: Candidates, own: RowArray, most: int) -> Candidates:

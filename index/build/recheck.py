@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hivlp.index.build.answers import item_groups
-from hivlp.index.build.confidence import NORMAL
+from hivlp.index.build.confidence import recall_lower
 from hivlp.index.build.exits import Applied, apply_rule
 from hivlp.index.build.measure import direction_of
 from hivlp.index.build.model import Model
@@ -75,14 +75,12 @@ def check_exits(
             PlanRequest(record.searched, record.query, need, "cascade", early_exit=True)
         )
         best = exact_best(direction, max(side.rows), min(max(KS), side.size))
-        applied = apply_rule(direction, plan, side.graphs, best)
+        applied = apply_rule(direction, plan, side.graphs, best, record.loss)
         found.append(ExitNow(record, applied, len(queries)))
     return found
 
 
 def _least(lost: Array) -> float:
-    """What the mean loss is surely above."""
-    known = lost[~np.isnan(lost)]
-    if not len(known):
-        return 0.0
-    return float(known.mean() - NORMAL * known.std() / len(known) ** 0.5)
+    """What the mean loss is above with 95 % confidence."""
+    known = lost[~np.isnan(lost)].astype(np.float32)
+    return recall_lower(known) if len(known) else 0.0

@@ -7,8 +7,14 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from hivlp.index.build.directions import Direction
-from hivlp.index.build.observe import blocks, overlapped_ms, run_stages, stage_ms, without
-from hivlp.index.build.widths import itself
+from hivlp.index.build.observe import (
+    blocks,
+    overlapped_ms,
+    own_rows,
+    run_stages,
+    stage_ms,
+    without,
+)
 from hivlp.index.candidates import Candidates
 from hivlp.index.cascade import Plan, PlanName
 from hivlp.index.level_index import LevelIndex
@@ -27,7 +33,8 @@ def measure_retrieval(
 ) -> list[RetrievalRecord]:
     """R@1, R@5 and R@10 of held-out queries by exact search and by each plan.
 
-    None without answers. `best[i]` is what exhaustive search of the finest level finds.
+    None without answers. Queries with doubles in the gallery are left out. `best[i]` is what
+    exhaustive search of the finest level finds.
     """
     if direction.answers is None:
         return []
@@ -37,14 +44,11 @@ def measure_retrieval(
         for block in blocks(direction):
             *_, (_, last) = run_stages(direction, plan, graphs, block)
             found[name] += last
-    pairs = zip(best, direction.finest_queries, strict=True)
-    own = [itself(some, direction.finest, query) for some, query in pairs]
+    own = own_rows(direction, best)
+    fair = [i for i in np.flatnonzero(direction.held_out).tolist() if len(own[i]) <= 1]
     records = []
     for name, each in found.items():
-        ranks = [
-            direction.answers.rank(i, without(each[i], own[i], max(KS)).rows)
-            for i in np.flatnonzero(direction.held_out).tolist()
-        ]
+        ranks = [direction.answers.rank(i, without(each[i], own[i], max(KS)).rows) for i in fair]
         known = np.array([rank for rank in ranks if rank is not None])
         if len(known):
             records.append(

@@ -28,6 +28,7 @@ FOLDS = 5
 LARGEST_LOSS = 1.0
 RIDGE = 1.0
 NEWTON_STEPS = 30
+CONSTANT = 1e-9
 GRID = 512
 """Thresholds tried, at most: quantiles of the confidences."""
 
@@ -94,23 +95,28 @@ def risk_threshold(confidence: Array, losses: Array, alpha: float) -> float | No
     worst = np.zeros(count)
     lowest = None
     for threshold in np.unique(some)[::-1]:
+        if threshold < 0:  # no confidence: those queries can't stop
+            break
         exits = first_exit(confidence, float(threshold))
         worst = np.maximum(worst, padded[np.arange(count), exits])
         if (worst.sum() + LARGEST_LOSS) / (count + 1) > alpha:
             break
-        lowest = max(float(threshold), 0.0)
+        lowest = float(threshold)
     return lowest
 
 
 def fit_gate(signals: Array, harmless: Array, used: Sequence[str]) -> Gate:
-    """A logistic model of (n,) 0 or 1 over the `used` columns of (n, len(SIGNALS))."""
+    """A logistic model of (n,) 0 or 1 over the `used` columns of (n, len(SIGNALS)).
+
+    Rows with NaN are left out.
+    """
     columns = [SIGNALS.index(name) for name in used]
-    known = ~np.isnan(signals[:, 0])
+    known = ~np.isnan(signals[:, 0]) & ~np.isnan(harmless)
     x, harmless = signals[known][:, columns], harmless[known]
     if not len(x):
         return Gate((0.0,) * len(SIGNALS), 0.0)
     mean, spread = x.mean(axis=0), x.std(axis=0)
-    scale = np.where(spread > 0, spread, 1.0)
+    scale = np.where(spread > CONSTANT, spread, np.inf)  # what never varies weighs nothing
     design = np.hstack([(x - mean) / scale, np.ones((len(x), 1))])
     penalty = np.full(design.shape[1], RIDGE)
     penalty[-1] = 1e-3  # barely: only so that a sample without any loss has a finite bias
@@ -136,8 +142,10 @@ def confidences(gate: Gate, signals: Array) -> Array:
 
 
 def _harmless(losses: Sequence[Array]) -> Array:
-    """1 where no measure loses, else 0."""
-    harmless: Array = (np.nan_to_num(np.vstack(losses)).max(axis=0) <= 0).astype(np.float64)
+    """1 where no measure loses, 0 where one does, NaN where there is none: that teaches nothing."""
+    table = np.vstack(losses)
+    harmless: Array = (np.nan_to_num(table).max(axis=0) <= 0).astype(np.float64)
+    harmless[np.isnan(table).all(axis=0)] = np.nan
     return harmless
 
 

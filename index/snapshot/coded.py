@@ -240,7 +240,9 @@ def _numbered(column: Any) -> tuple[Kind, Any, RowArray, RowArray]:
         owners, flat = np.arange(len(column), dtype=np.int64), column
     if kind == "date":
         days = not pa.types.is_timestamp(flat.type)
-        flat = (flat.cast(pa.timestamp("us")) if days else flat).cast(pa.timestamp("us", "UTC"))
+        flat = (flat.cast(pa.timestamp("us")) if days else flat).cast(
+            pa.timestamp("us", "UTC"), safe=False
+        )
     known = pc.is_valid(flat)
     if pa.types.is_floating(flat.type):
         known = pc.and_(known, pc.invert(pc.fill_null(pc.is_nan(flat), fill_value=False)))

@@ -24,6 +24,10 @@ FORMAT_VERSION = 3
 MANIFEST_NAME = "manifest.json"
 
 
+Loss = Literal["retrieval", "ann"]
+"""What early exits keep: R@1 and R@10 of right answers, or ANN recall@10."""
+
+
 class _Part(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -117,7 +121,7 @@ class ExitRecord(DirectedRecord):
     """
 
     signal: str
-    loss: Literal["retrieval", "ann"]
+    loss: Loss
     most_lost: float
     threshold: float | None
     gates: tuple[GateRecord, ...]

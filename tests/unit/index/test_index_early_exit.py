@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,8 +15,10 @@ from hivlp.index.backends.exact import ExactLevel
 from hivlp.index.backends.rows import LevelRows, inverse_norms
 from hivlp.index.build.answers import Answers, answers_for, item_groups
 from hivlp.index.build.directions import Direction
-from hivlp.index.build.exits import MOST_LOST, measure_exits
-from hivlp.index.build.observe import overlapped_ms
+from hivlp.index.build.exits import MOST_LOST, _look, apply_rule, measure_exits
+from hivlp.index.build.measure import direction_of
+from hivlp.index.build.observe import overlapped_ms, own_rows, without
+from hivlp.index.build.queries import QuerySet
 from hivlp.index.build.widths import exact_best, sweep
 from hivlp.index.candidates import Candidates, RowArray
 from hivlp.index.cascade import Plan, PlanRequest
@@ -326,3 +329,73 @@ def test_an_overlapped_query_takes_between_its_longest_part_and_the_sum(
     took = overlapped_ms(encode, list(zip((1, 2, 3), search, strict=True)))
     assert max(sum(encode) + search[-1], encode[0] + sum(search)) <= took + 1e-9
     assert took <= sum(encode) + sum(search) + 1e-9
+
+
+def test_a_query_with_doubles_says_nothing_of_what_stopping_costs() -> None:
+    given, _, plan = direction(1_200, 3.0, answers=True)
+    # Half of the queries meet a row that has twelve equals: at the last level nothing else is left.
+    matrix = np.concatenate([given.finest.matrix, np.repeat(given.finest.matrix[:1], 12, axis=0)])
+    rows = {
+        s.level: LevelRows(
+            matrix, s.dim, inverse_norms(matrix, s.dim) if s.dim < DIMS[-1] else None
+        )
+        for s in specs()
+    }
+    own = matrix[0][None]
+    queries = {n: q.copy() for n, q in given.queries.items()}
+    for level, dim in enumerate(DIMS, start=1):
+        queries[level][::2] = nested_prefix(own, dim)
+    crowded = replace(
+        given,
+        queries=queries,
+        rows=rows,
+        levels={n: ExactLevel(n, r) for n, r in rows.items()},
+        answers=None,
+    )
+    seen = _look(crowded, plan, {}, exact_best(crowded, 3, 100))
+    known = ~np.isnan(seen.array("ann10", 3))
+    assert known[1::2].all()
+    assert not known[::2].any()
+
+
+def test_a_query_of_another_precision_is_still_its_own_row() -> None:
+    rows = LevelRows(unit_vectors(300, 16, 2), 16)
+    finest = normalise(rows.vectors(np.arange(300)) + 0.02 * unit_vectors(300, 16, 3))
+    assert float(np.vecdot(finest, rows.matrix).max()) < 1 - 1e-5
+    side = SimpleNamespace(
+        rows={1: rows}, levels={1: ExactLevel(1, rows)}, graphs={}, row_items=np.arange(300)
+    )
+    queries = QuerySet({1: finest}, np.arange(300))
+    groups = np.arange(300) // 2
+    same = direction_of(side, "image", "image", queries, groups)
+    assert same.own_rows is not None
+    assert same.own_rows.tolist() == list(range(300))
+    best = exact_best(same, 1, 50)
+    assert [rows.tolist() for rows in own_rows(same, best)] == [[i] for i in range(300)]
+    assert same.answers is not None
+    found = [without(best[i], own, 10) for i, own in enumerate(own_rows(same, best))]
+    ranks = [same.answers.rank(i, some.rows) for i, some in enumerate(found)]
+    assert np.mean([rank == 1 for rank in ranks]) < 0.1, "partners are unrelated rows"
+    other = direction_of(side, "image", "text", queries, groups)
+    assert other.own_rows is None
+
+
+def test_too_few_answers_leave_the_loss_to_exact_neighbours() -> None:
+    given, best, plan = direction(1_200, 3.0, answers=True)
+    assert given.answers is not None
+    few = np.where(np.arange(1_200) < 150, given.answers.wanted, -1)
+    record = measure_exits(replace(given, answers=Answers(given.answers.rows, few)), plan, {}, best)
+    assert record is not None
+    assert record.loss == "ann"
+    assert record.full["r1"] is not None
+    hasty = replace(plan, exits=ExitRule(0.5, {1: ALWAYS}))
+    assert set(apply_rule(given, hasty, {}, best, record.loss).lost) == {"ann10"}
+
+
+def test_a_served_index_of_another_query_encoder_never_stops(tmp_path: Path) -> None:
+    searcher = opened(tmp_path, exit_record(0.5, {1: ALWAYS}))
+    asked = PlanRequest("image", "text", 5, early_exit=True)
+    assert searcher.plan(asked).exits is not None
+    encoder = searcher.snapshot.manifest.query_encoder
+    assert LocalSearcher(searcher.snapshot, encoder).plan(asked).exits is not None
+    assert LocalSearcher(searcher.snapshot, "0" * 64).plan(asked).exits is None

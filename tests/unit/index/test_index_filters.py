@@ -332,3 +332,13 @@ def test_an_empty_column_and_one_of_nulls_can_be_asked(tmp_path: Path) -> None:
         for asked, count in (({"eq": "a"}, 0), ({"exists": False}, 2), ({"exists": True}, 0)):
             expression = parse_filter({"field": field, **asked})
             assert masks.rows(expression, "image", np.arange(2)).count == count
+
+
+def test_as_many_rows_as_items_are_not_one_row_each(tmp_path: Path) -> None:
+    colours = pa.table({"c": pa.array(["red", "blue", "red"])})
+    write_coded(tmp_path, colours, ("c",))
+    masks = FilterMasks(open_coded(tmp_path, colours, ("c",)), 3)
+    blue = parse_filter({"field": "c", "eq": "blue"})
+    assert masks.rows(blue, "text", np.array([0, 0, 2])).rows.tolist() == []
+    assert masks.rows(blue, "image", np.arange(3)).rows.tolist() == [1]
+    assert masks.rows(blue, "other", np.array([1, 1, 1])).rows.tolist() == [0, 1, 2]

@@ -136,3 +136,30 @@ def test_both_measures_are_kept_and_the_margin_tells_who_may_stop() -> None:
     )
     assert harmed.threshold is None
     assert (harmed.exits == 1).all()
+
+
+def test_queries_without_a_right_answer_teach_the_gate_nothing() -> None:
+    rng = np.random.default_rng(2)
+    signals = rng.standard_normal((800, len(SIGNALS)))
+    answered = np.arange(800) % 3 == 0
+    harm = (signals[:, MARGIN] < 0).astype(float)
+    unknown = np.where(answered, harm, np.nan)
+    folds = np.arange(800) % 5
+    some = choose_exits({1: signals}, [{1: unknown}], {1: ("margin3",)}, folds, 0.05)
+    alone = fit_gate(signals[answered], 1 - harm[answered], ("margin3",))
+    assert some.gates[1].weights == pytest.approx(alone.weights)
+
+
+def test_confidences_of_queries_that_can_not_stop_are_no_thresholds() -> None:
+    confidence = np.full((300, 1), -1.0)
+    assert risk_threshold(confidence, np.zeros((300, 1)), 0.005) is None
+    confidence[:150] = 0.7
+    assert risk_threshold(confidence, np.zeros((300, 1)), 0.005) == 0.7
+
+
+def test_a_signal_that_never_varies_weighs_nothing() -> None:
+    signals = np.random.default_rng(1).standard_normal((100, len(SIGNALS)))
+    signals[:, 0] = 0.9
+    gate = fit_gate(signals, (signals[:, MARGIN] > 0).astype(float), SIGNALS)
+    assert gate.weights[0] == 0.0
+    assert np.abs(gate.weights).max() < 100
