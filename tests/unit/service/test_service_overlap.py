@@ -223,7 +223,7 @@ def _metric(client: httpx.Client, name: str) -> float:
 class SureSearcher(FakeSearcher):
     """Finds twelve rows at every level."""
 
-    def step(self, searched, stage, queries, previous):  # type: ignore[no-untyped-def]
+    def step(self, searched, stage, queries, previous, *, mask=None):  # type: ignore[no-untyped-def]
         self.before(stage.level)
         self.searched.append(stage.level)
         scores = np.linspace(1, 0, 12, dtype=np.float32)
