@@ -30,6 +30,8 @@ from hivlp.models.errors import ArtifactCorrupt, ArtifactError
 from hivlp.models.levels import GalleryKind, LevelSpec, Modality
 
 FORMAT_VERSION = 1
+Precision = Literal["fp32", "w8-heads"]
+"""`w8-heads`: the text tower's early heads have 8-bit weights, everything else is fp32."""
 MANIFEST_NAME = "manifest.json"
 EMBEDDING_NAME = "embedding"
 UNSEALED = "0" * 64
@@ -124,7 +126,7 @@ class ArtifactManifest(_Part):
     name: str
     created_at: str
     gallery: GalleryKind
-    precision: Literal["fp32"] = "fp32"
+    precision: Precision = "fp32"
     gallery_space: str = Field(pattern=r"^[0-9a-f]{64}$")
     query_encoder: str = Field(pattern=r"^[0-9a-f]{64}$")
     towers: tuple[TowerRecord, ...] = Field(min_length=1)

@@ -63,6 +63,21 @@ def export(arguments: Sequence[str]) -> int:
         default=[],
         help="JSON list of {name, licence, url, attribution} for the manifest",
     )
+    parser.add_argument(
+        "--precision",
+        choices=("fp32", "w8-heads"),
+        default="fp32",
+        help="w8-heads: early text heads with 8-bit weights; a short query alone takes less time, "
+        "the finest level and the gallery stay fp32 (fp32)",
+    )
+    parser.add_argument(
+        "--check-texts",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="real queries, one a line, that w8-heads must rank as fp32 does: at least 100",
+    )
     given = _parse(parser, arguments)
     if isinstance(given, int):
         return given

@@ -37,6 +37,10 @@ class TowerExits(nn.Module):
         """The heads, coarse first."""
         return tuple(head for head in self.heads if isinstance(head, ExitHead))
 
+    def folded(self) -> TowerExits:
+        """The same answers from fewer numbers, for inference: see `ExitHead.folded`."""
+        return TowerExits(self.tower, self.exits, [head.folded() for head in self.exit_heads])
+
     def run_stage(self, index: int, state: Tensors, inputs: Tensors) -> tuple[Tensor, Tensors]:
         """Stage `index` (from 0): its level's embedding (n, dim), and the state it leaves.
 

@@ -7,7 +7,7 @@ there are many, cut to their main directions; these three are measured once and 
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -37,7 +37,7 @@ class ExitHead(nn.Module):
     """(n, features) to (n, dim), not yet normalised: see `embed`."""
 
     shift: Tensor
-    basis: Tensor
+    basis: Tensor | None
 
     def __init__(self, shape: HeadShape) -> None:
         super().__init__()
@@ -48,13 +48,19 @@ class ExitHead(nn.Module):
         self.line = nn.Linear(shape.kept, shape.dim)
         self.bend = _mlp(shape) if shape.hidden else None
 
+    def set_basis(self, basis: Tensor) -> None:
+        """Copy in (features, kept) float32."""
+        assert self.basis is not None, "a folded head has none"
+        self.basis.copy_(basis)
+
     def forward(self, features: Tensor) -> Tensor:
         """(n, features) float32 in, (n, dim) float32 out, of any length."""
         return self.answer(self.reduce(features))
 
     def reduce(self, features: Tensor) -> Tensor:
         """The fixed part: centred, scaled and cut, (n, kept)."""
-        return (features - self.shift) @ self.basis
+        centred = features - self.shift
+        return centred if self.basis is None else centred @ self.basis
 
     def answer(self, reduced: Tensor) -> Tensor:
         """The trained part, on what `reduce` gave: (n, kept) in, (n, dim) out."""
@@ -64,6 +70,26 @@ class ExitHead(nn.Module):
     def embed(self, features: Tensor) -> Tensor:
         """(n, features) in, (n, dim) out, L2-normalised."""
         return F.normalize(self(features), dim=1)
+
+    def folded(self) -> ExitHead:
+        """The same function, the basis multiplied into the layers that read it.
+
+        For inference: one query alone spends its time reading weights, and the basis is among the
+        largest. This head itself where that would leave more numbers to read, not fewer.
+        """
+        after = self.shape.dim + self.shape.hidden
+        wide, kept = self.shape.features, self.shape.kept
+        if self.basis is None or wide * after > wide * kept + kept * after:
+            return self
+        new = ExitHead(replace(self.shape, kept=wide))
+        state = dict(self.state_dict())
+        basis = state.pop("basis").double()
+        for name in ("line.weight", "bend.1.weight"):
+            if name in state:
+                state[name] = (state[name].double() @ basis.T).float()
+        new.basis = None
+        new.load_state_dict(state)
+        return new.eval()
 
 
 def _mlp(shape: HeadShape) -> nn.Sequential:

@@ -1,6 +1,8 @@
-"""What needs no gradient: main directions and ridge regression, in float64 inside."""
+"""What needs no gradient: main directions, ridge regression, score maps; in float64 inside."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -66,6 +68,32 @@ def ridge(rows: FloatArray, targets: FloatArray, penalty: float) -> tuple[FloatA
     square = wide.T @ wide + penalty * np.eye(wide.shape[1])
     solved: Doubles = np.asarray(np.linalg.solve(square, wide.T @ targets.astype(np.float64)))
     return solved[:-1].T.astype(np.float32), solved[-1].astype(np.float32)
+
+
+def score_map(galleries: Sequence[FloatArray], dim: int, penalty: float) -> FloatArray:
+    """Linear map (dim, D) from full queries to those that score a level as the full ones score all.
+
+    A level is the first `dim` numbers of each (g, D) gallery vector, normalised again: what the
+    numbers left out would have said of a gallery is in part told by those kept. Least squares over
+    all rows of one gallery, whatever the query, since a query's order doesn't hang on what is added
+    to all of its scores; each gallery weighs the same. Few rows tell little: the map is drawn to
+    the plain prefix by `penalty` and numbers / rows, as shares of the kept numbers' mean variance.
+    """
+    among: Doubles = np.zeros((dim, dim))
+    across: Doubles = np.zeros((dim, galleries[0].shape[1]))
+    plain: Doubles = np.zeros_like(across)
+    for rows in galleries:
+        lengths = np.maximum(np.linalg.norm(rows[:, :dim], axis=1), _TINY)
+        cut = rows[:, :dim] / lengths[:, None]
+        kept = cut - cut.mean(0, dtype=np.float64)
+        variance = max(float((kept * kept).sum()), _TINY)
+        among += kept.T @ kept / variance
+        across += kept.T @ (rows - rows.mean(0, dtype=np.float64)) / variance
+        plain[:, :dim] += np.eye(dim) * float(lengths.mean()) / len(galleries)
+    fewest = min(len(rows) for rows in galleries)
+    drawn = (penalty + dim / fewest) * len(galleries) / dim
+    solved = np.linalg.solve(among + drawn * np.eye(dim), across + drawn * plain)
+    return np.asarray(solved, dtype=np.float32)
 
 
 def _signed(vectors: Doubles) -> Doubles:

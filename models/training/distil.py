@@ -1,6 +1,8 @@
-"""Early heads, fitted without labels to the prefixes of the finest embedding.
+"""Early heads, fitted without labels to what the finest embedding says of a gallery.
 
-Any input teaches: its target at level l is the first dims[l] numbers of its own finest embedding.
+Any input teaches. A level's gallery holds the first dims[l] numbers of each vector, so a query's
+target there is not its own first numbers but what scores those most like the full vectors score
+(`score_map`): the numbers left out are in part told by those kept.
 Each head starts as the ridge regression onto its targets, so that training begins where a straight
 line ends. The finest head is not touched, and with it the gallery stays what it is.
 """
@@ -20,7 +22,7 @@ from hivlp.models.network.heads import ExitHead, HeadShape
 from hivlp.models.objectives.hierarchical import nested_levels
 from hivlp.models.objectives.score_distillation import score_distillation_loss
 from hivlp.models.runtime.progress import Progress
-from hivlp.models.training.closed_form import ridge, standard_directions
+from hivlp.models.training.closed_form import ridge, score_map, standard_directions
 from hivlp.models.training.schedule import Deadline, Steps
 from hivlp.models.training.settings import DistilSettings
 
@@ -33,13 +35,14 @@ class Student:
 
     `features`: one (n, width) float32 per exit, coarse first, the finest last. `weights` (n,)
     float32: how often each row is drawn, relative to the others. `gallery` (g, D): full vectors to
-    score against.
+    score against. `aim`: the galleries whose full scores a level should give, (g, D) each.
     """
 
     modality: str
     features: Sequence[FloatArray]
     weights: FloatArray
     gallery: FloatArray
+    aim: Sequence[FloatArray]
 
 
 def embed_all(head: ExitHead, features: FloatArray) -> FloatArray:
@@ -66,8 +69,8 @@ def fit_early_heads(
 ) -> list[ExitHead]:
     """Heads of every exit but the finest, coarse first: (n, width) to (n, dims[level])."""
     torch.manual_seed(seed)
-    whole = torch.from_numpy(embed_all(finest, student.features[-1]))
-    targets = nested_levels(whole, dims[:-1])
+    whole = embed_all(finest, student.features[-1])
+    targets = level_targets(whole, student.aim, dims[:-1], settings.aim_ridge)
     galleries = nested_levels(torch.from_numpy(student.gallery), dims[:-1])
     heads = [
         _start(rows, target.numpy(), settings, dropout, penalty)
@@ -76,6 +79,19 @@ def fit_early_heads(
     if heads:
         _train(student, heads, targets, galleries, settings, epochs, seed, deadline)
     return [head.eval() for head in heads]
+
+
+def level_targets(
+    finest: FloatArray, aim: Sequence[FloatArray], dims: Sequence[int], penalty: float
+) -> list[Tensor]:
+    """What early queries should answer: one (n, dim) float32 of length 1 for each of `dims`.
+
+    `finest` (n, D) are full queries. With a penalty of 0 their plain prefixes.
+    """
+    if not penalty:
+        return nested_levels(torch.from_numpy(finest), dims)
+    maps = [torch.from_numpy(score_map(aim, dim, penalty)) for dim in dims]
+    return [F.normalize(torch.from_numpy(finest) @ each.T, dim=1) for each in maps]
 
 
 def _start(
@@ -102,7 +118,7 @@ def _start(
         head.shift.copy_(torch.from_numpy(mean))
         # ridge wants rows of length 1, the MLP wants features of variance 1
         unit = float(np.sqrt(features.shape[1]))
-        head.basis.copy_(torch.from_numpy(basis * unit))
+        head.set_basis(torch.from_numpy(basis * unit))
         head.line.weight.copy_(torch.from_numpy(weight / unit))
         head.line.bias.copy_(torch.from_numpy(bias))
     return head

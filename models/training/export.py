@@ -23,6 +23,7 @@ from hivlp.models.artifact import (
     Artifact,
     ArtifactManifest,
     ImagePreparation,
+    Precision,
     SourceRecord,
     StageRecord,
     TextPreparation,
@@ -38,9 +39,8 @@ from hivlp.models.network.heads import ExitHead
 from hivlp.models.runtime.progress import Progress, say
 from hivlp.models.training.graphs import write_graph
 from hivlp.models.training.parity import check_parity
+from hivlp.models.training.precision import PrecisionError, reduce_heads
 from hivlp.models.training.stages import plan_stages
-
-PRECISION = "fp32"
 
 
 class ExportError(TrainingError):
@@ -54,16 +54,29 @@ class ExportError(TrainingError):
 
 @dataclass(frozen=True, slots=True)
 class ExportNote:
-    """What the manifest says besides the model itself."""
+    """What the manifest says besides the model itself.
+
+    `check_texts` are real queries that a low `precision` is checked with before it is written.
+    """
 
     name: str
     sources: tuple[SourceRecord, ...] = ()
     measured: Mapping[str, float] | None = None
+    precision: Precision = "fp32"
+    check_texts: tuple[str, ...] = ()
 
 
 def export_model(model: DualEncoder, target: Path, note: ExportNote) -> Artifact:
-    """Write `model` to the folder `target`, and open it. Raises ExportError or ParityError."""
+    """Write `model` to the folder `target`, and open it.
+
+    Raises ExportError, ParityError, or PrecisionError where a low precision wouldn't rank alike.
+    """
     _check_target(target)
+    if note.precision != "fp32" and model.gallery == "per_exit":
+        raise PrecisionError(
+            "per_exit: the early heads make gallery vectors, which stay fp32; export with "
+            "--precision fp32, or fit with --gallery nested"
+        )
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as folder:
         made = Path(folder) / "artifact"
@@ -104,28 +117,41 @@ def _write(model: DualEncoder, folder: Path, note: ExportNote) -> None:
         for exits, record in zip(towers, records, strict=True)
     )
     say(f"parity with torch: at most {worst:.1e} apart")
+    measured = dict(note.measured or {}) | _reduce(folder, records, note)
     space = gallery_space(model)
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     manifest = ArtifactManifest(
         name=note.name,
         created_at=datetime.now(UTC).isoformat(timespec="seconds"),
         gallery=model.gallery,
-        precision=PRECISION,
+        precision=note.precision,
         gallery_space=space,
-        query_encoder=query_encoder(model, space),
+        query_encoder=query_encoder(model, space, note.precision),
         towers=tuple(records),
         sources=note.sources,
-        measured=dict(note.measured or {}),
+        measured=measured,
         files={path.relative_to(folder).as_posix(): file_record(path) for path in files},
     )
     write_manifest(folder, manifest)
+
+
+def _reduce(folder: Path, records: Sequence[TowerRecord], note: ExportNote) -> dict[str, float]:
+    """Lower the precision of what was written, as the note says; what its check measured."""
+    if note.precision == "fp32":
+        return {}
+    text = next(record for record in records if record.modality == "text")
+    checked = reduce_heads(folder, text, note.check_texts)
+    kept = {f"overlap_with_fp32_level{level}": share for level, share in checked.overlap.items()}
+    said = ", ".join(f"{share:.3f}" for share in kept.values())
+    say(f"8-bit heads: share of fp32's best ten kept, by level: {said}")
+    return {name: round(share, 4) for name, share in kept.items()}
 
 
 def _write_tower(exits: TowerExits, folder: Path, progress: Progress) -> TowerRecord:
     tower = exits.tower
     (folder / tower.modality).mkdir(parents=True)
     stages = []
-    for plan, level in zip(plan_stages(exits), exits.levels, strict=True):
+    for plan, level in zip(plan_stages(exits.folded()), exits.levels, strict=True):
         file = f"{tower.modality}/stage{level.level}.onnx"
         write_graph(plan.module, plan.arguments, plan.ports, folder / file)
         states = tuple(name for name in plan.ports.outputs if name != EMBEDDING_NAME)
@@ -179,9 +205,9 @@ def gallery_space(model: DualEncoder) -> str:
     return fingerprint(parts)
 
 
-def query_encoder(model: DualEncoder, space: str) -> str:
+def query_encoder(model: DualEncoder, space: str, precision: Precision = "fp32") -> str:
     """Hash of exits, their heads and precision, and of the space that they aim at."""
-    parts = {"gallery_space": space, "precision": PRECISION}
+    parts: dict[str, str] = {"gallery_space": space, "precision": precision}
     for exits in (model.text, model.image):
         parts[f"{exits.tower.modality}/exits"] = str(list(exits.exits))
         for level, head in zip(exits.levels, exits.exit_heads, strict=True):

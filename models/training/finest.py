@@ -95,7 +95,7 @@ def _image_head(data: PairFeatures, text: ExitHead, settings: FinestSettings) ->
         targets = _group_means(vectors, data.caption_group)[data.picture_group]
         weight, bias = ridge(reduced, targets, settings.ridge)
         head.shift.copy_(torch.from_numpy(mean))
-        head.basis.copy_(torch.from_numpy(basis))
+        head.set_basis(torch.from_numpy(basis))
         head.line.weight.copy_(torch.from_numpy(weight))
         head.line.bias.copy_(torch.from_numpy(bias))
     return head

@@ -139,7 +139,8 @@ def _students(
 ) -> tuple[Student, Student]:
     """Texts: captions, each counted several times, and unlabelled ones. Pictures: all there are.
 
-    Both are scored against pictures and captions, since either may be searched.
+    Both are scored against pictures and captions, since either may be searched. What texts aim at
+    is told by pictures alone: that serves texts that search captions nearly as well.
     """
     pictures = embed_all(image, corpus.pictures[-1])
     captions = embed_all(text, corpus.captions[-1])
@@ -148,8 +149,14 @@ def _students(
     weights = np.ones(len(texts[0]), np.float32)
     weights[: len(captions)] = settings.distil.caption_repeats
     return (
-        Student("text", texts, weights, gallery),
-        Student("image", corpus.pictures, np.ones(len(pictures), np.float32), gallery),
+        Student("text", texts, weights, gallery, [pictures]),
+        Student(
+            "image",
+            corpus.pictures,
+            np.ones(len(pictures), np.float32),
+            gallery,
+            [pictures, captions],
+        ),
     )
 
 

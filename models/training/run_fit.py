@@ -37,6 +37,7 @@ from hivlp.models.training.export import ExportNote, export_model, read_sources
 from hivlp.models.training.features import FeatureReader, TowerExit
 from hivlp.models.training.fitting import Corpus, fit_heads
 from hivlp.models.training.pairs import Pair, PairsError, read_pairs, read_texts
+from hivlp.models.training.precision import MOST_TEXTS
 from hivlp.models.training.settings import FitSettings, with_fields
 
 PHASES, FOLDS, REPORT = "phases", "folds", "crossval.json"
@@ -251,7 +252,13 @@ def run_export(given: argparse.Namespace) -> int:
     """A fit's folder to an artifact."""
     fit = load_fit(given.fit)
     model = dual_encoder(fit, text=given.text_tower, image=given.image_tower)
-    note = ExportNote(given.name or given.out.name, read_sources(given.sources), fit.measured)
+    note = ExportNote(
+        given.name or given.out.name,
+        read_sources(given.sources),
+        fit.measured,
+        given.precision,
+        tuple(read_texts(given.check_texts, most=MOST_TEXTS, seed=0)),
+    )
     artifact = export_model(model, given.out, note)
     say(f"{artifact.path}: gallery space {artifact.manifest.gallery_space[:12]}")
     return DONE

@@ -65,7 +65,11 @@ class FinestSettings:
 
 @dataclass(frozen=True, slots=True)
 class DistilSettings:
-    """Fitting early heads to the finest one's prefixes, without labels."""
+    """Fitting early heads to what the finest one says, without labels.
+
+    `aim_ridge` is the penalty of the map from finest queries to a level's targets; 0 aims at their
+    plain prefixes.
+    """
 
     text_epochs: int = 8
     image_epochs: int = 20
@@ -79,6 +83,7 @@ class DistilSettings:
     gallery_sample: int = 512
     score_weight: float = 250.0
     caption_repeats: int = 3
+    aim_ridge: float = 0.01
     ridge: float = 1e-3
     image_ridge: float = 0.3
 

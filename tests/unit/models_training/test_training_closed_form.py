@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
-from hivlp.models.training.closed_form import main_directions, ridge, standard_directions
+from hivlp.models.levels import FloatArray
+from hivlp.models.training.closed_form import (
+    main_directions,
+    ridge,
+    score_map,
+    standard_directions,
+)
+from hivlp.models.training.distil import level_targets
 
 
 def _rows(n: int = 50, d: int = 6) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:
@@ -71,3 +79,40 @@ def test_ridge_solves_its_normal_equations() -> None:
     assert np.abs(gradient).max() < 1e-1
     exact, shift = ridge(rows, targets, 1e-9)
     np.testing.assert_allclose(rows @ exact.T + shift, targets, atol=1e-3)
+
+
+def _unit(rows: FloatArray) -> FloatArray:
+    return np.asarray(rows / np.linalg.norm(rows, axis=1, keepdims=True), dtype=np.float32)
+
+
+def test_a_score_map_is_nearly_the_least_squares_of_centred_scores() -> None:
+    gallery, dim = _unit(_rows(40_000) - 3), 3
+    level = _unit(gallery[:, :dim])
+    queries = np.eye(6, dtype=np.float32)
+    wanted = (gallery - gallery.mean(0)) @ queries.T  # (40000, 6) scores less their mean
+    slow = np.linalg.lstsq(level - level.mean(0), wanted, rcond=None)[0]
+    np.testing.assert_allclose(score_map([gallery], dim, 0.0), slow, atol=1e-3)
+    np.testing.assert_allclose(score_map([gallery, gallery], dim, 0.0), slow, atol=1e-3)
+
+
+def test_targets_order_a_level_more_like_full_scores_than_prefixes_do() -> None:
+    rng = np.random.default_rng(2)
+    turn = rng.normal(size=(6, 24))  # what is left out of a level depends on what is kept
+    gallery = _unit((rng.normal(size=(500, 6)) @ turn).astype(np.float32))
+    queries, dim = _unit(rng.normal(size=(20, 24)).astype(np.float32)), 12
+    exact, level = queries @ gallery.T, _unit(gallery[:, :dim])
+    likeness = []
+    for penalty in (0.01, 0.0):
+        (target,) = level_targets(queries, [gallery], [dim], penalty)
+        scores = target.numpy() @ level.T
+        np.testing.assert_allclose(np.linalg.norm(target.numpy(), axis=1), 1.0, rtol=1e-5)
+        pairs = zip(scores, exact, strict=True)
+        likeness.append(np.mean([np.corrcoef(a, b)[0, 1] for a, b in pairs]))
+    np.testing.assert_allclose(target.numpy(), _unit(queries[:, :dim]), atol=1e-6)
+    assert likeness[0] > 0.9 > likeness[1]
+
+
+@pytest.mark.parametrize("gallery", [_unit(_rows(1)), np.ones((4, 6), np.float32)])
+def test_a_score_map_of_rows_that_tell_nothing_is_the_plain_prefix(gallery: FloatArray) -> None:
+    found = score_map([gallery], 5, 0.01)
+    np.testing.assert_allclose(found / found[0, 0], np.eye(5, 6), atol=1e-5)
