@@ -6,6 +6,8 @@ HivlpError
 ├── PlanError               a search plan that contradicts itself or the index; names the parameter
 ├── NoSuchItem              an id that the snapshot does not hold
 ├── NoDevice                a GPU was asked for, and none is seen
+├── DeviceFailed            a GPU that is there could not take a level
+├── BrokenFaiss             faiss is installed, and can't be loaded
 └── SnapshotError           names the index and the version
     ├── SnapshotCorrupt     a file is missing, changed or unexpected; names the file
     └── SnapshotMissing     no such index, or no such version
@@ -54,6 +56,29 @@ class NoDevice(HivlpError):
             "faiss sees no GPU: look at nvidia-smi and CUDA_VISIBLE_DEVICES, or use the backend "
             "faiss-cpu"
         )
+
+
+class DeviceFailed(HivlpError):
+    """The GPU could not take a level, for want of memory say."""
+
+    def __init__(self, level: int, reason: str) -> None:
+        super().__init__(
+            f"level {level} can't be put on the GPU: {last_line(reason)}; make room there, or use "
+            "the backend faiss-cpu"
+        )
+
+
+class BrokenFaiss(HivlpError):
+    """faiss is installed, and can't be loaded."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(f"faiss is installed but can't be loaded: {last_line(error)}")
+
+
+def last_line(reason: object) -> str:
+    """What a C++ error says in the end."""
+    lines = str(reason).strip().splitlines()
+    return lines[-1] if lines else "no reason was given"
 
 
 class SnapshotError(HivlpError):

@@ -70,7 +70,7 @@ def load_catalogue(settings: Settings) -> Catalogue:
     """Open every index and its model. Blocking. Raises HivlpError naming what doesn't fit."""
     check_distributions()
     store = SnapshotStore(settings.home)
-    room = available_memory()
+    opened: list[Snapshot] = []
     models: dict[Path, ServedModel] = {}
     indexes: dict[str, ServedIndex] = {}
     for name in names_to_serve(settings):
@@ -88,10 +88,12 @@ def load_catalogue(settings: Settings) -> Catalogue:
         live = LiveSnapshot(LocalSearcher(snapshot, query_encoder))
         indexes[name] = ServedIndex(name, live, models[path], root)
         log.info("index %s, version %s: open", name, snapshot.manifest.version)
-        if settings.warm:
-            room = read_through(snapshot, room)
+        opened.append(snapshot)
     catalogue = Catalogue(indexes, store, tuple(models.values()))
     if settings.warm:
+        room = available_memory()  # now that the models have taken theirs
+        for snapshot in opened:
+            room = read_through(snapshot, room)
         warm(catalogue, settings.limits)
     return catalogue
 

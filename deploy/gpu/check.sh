@@ -6,9 +6,10 @@
 #
 # Exit codes: 0 passed, 1 failed, 2 no GPU or nothing to run it with. Takes under 8 minutes.
 set -euo pipefail
+given=${1:+$(realpath -s "$1")}
 cd "$(dirname "$0")/../.."
 
-venv=${1:-.venv-gpu}
+venv=${given:-.venv-gpu}
 limit_s=${GPU_CHECK_S:-480}
 began=$SECONDS
 
@@ -22,12 +23,14 @@ if ! command -v nvidia-smi >/dev/null || ! device=$(nvidia-smi --query-gpu=name 
 fi
 device=${device%%$'\n'*}
 
-if [ $# -eq 0 ] && [ ! -x "$venv/bin/python" ]; then
+if [ $# -eq 0 ] && [ ! -e "$venv/.installed" ]; then
     "${PYTHON:-python3.11}" -m venv "$venv" || verdict "NOT RUN: no environment could be made" 2
-    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check -e '.[gpu,dev]' \
-        || verdict "NOT RUN: hivlp[gpu,dev] could not be installed" 2
+    timeout "$limit_s" "$venv/bin/python" -m pip install --quiet --disable-pip-version-check \
+        -e '.[gpu,dev]' || verdict "NOT RUN: hivlp[gpu,dev] could not be installed" 2
+    touch "$venv/.installed"
 fi
 [ -x "$venv/bin/python" ] || verdict "NOT RUN: no python in $venv" 2
+"$venv/bin/python" -c 'import faiss, pytest' || verdict "NOT RUN: $venv lacks faiss or pytest" 2
 
 left_s=$((limit_s - (SECONDS - began)))
 [ "$left_s" -gt 0 ] || verdict "NOT RUN: installing took all of $limit_s s" 2

@@ -11,7 +11,7 @@ from typing import Literal
 
 from hivlp.index.backends.exact import ExactLevel
 from hivlp.index.backends.rows import LevelRows
-from hivlp.index.errors import NoDevice
+from hivlp.index.errors import BrokenFaiss, NoDevice
 from hivlp.index.level_index import Codec, LevelIndex
 from hivlp.models.errors import MissingExtra
 from hivlp.models.runtime.providers import check_distributions
@@ -132,11 +132,14 @@ def _check_once() -> None:
 
 
 def _faiss(module: Literal["faiss_cpu", "faiss_gpu", "faiss_graph"]) -> ModuleType:
-    """Import one of faiss's modules. Raises MissingExtra, ConflictingDistributions."""
+    """Import one of faiss's modules. Raises MissingExtra, BrokenFaiss, ConflictingDistributions."""
     _check_once()
     try:
-        return importlib.import_module(f"hivlp.index.backends.{module}")
+        importlib.import_module("faiss")
     except ModuleNotFoundError as error:
         if error.name != "faiss":
-            raise
+            raise BrokenFaiss(error) from error
         raise MissingExtra("faiss", "cpu") from error
+    except (ImportError, RuntimeError) as error:  # a library of CUDA's that isn't there
+        raise BrokenFaiss(error) from error
+    return importlib.import_module(f"hivlp.index.backends.{module}")

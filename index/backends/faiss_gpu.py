@@ -13,18 +13,22 @@ one is made by a single thread of the process.
 from __future__ import annotations
 
 import functools
+import logging
+import threading
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
 from typing import Any, ParamSpec, Protocol, TypeVar
 
 import faiss as faiss_untyped
 import numpy as np
 
-from hivlp.index.backends.faiss_cpu import MARGIN, SLACK, finite
+from hivlp.index.backends.faiss_cpu import SLACK, finite
 from hivlp.index.backends.rows import LevelRows, check_queries
 from hivlp.index.backends.shards import merge, questions, shard_count, shard_size
 from hivlp.index.candidates import Candidates, RowArray
+from hivlp.index.errors import DeviceFailed, last_line
 from hivlp.index.level_index import Capabilities, LevelIndex, SearchParams
 from hivlp.index.masks import RowMask
 from hivlp.models.levels import FloatArray
@@ -33,6 +37,10 @@ faiss: Any = faiss_untyped  # its stubs know half of what it holds
 LIMIT = 2_048
 DEVICE = 0
 CHUNK = 65_536
+HALF_MARGIN = 1e-4
+"""More than rounding numbers to fp16 moves the inner product of unit vectors in practice: 2e-5 at
+128 numbers, 5e-4 at worst."""
+log = logging.getLogger("hivlp.index")
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -52,19 +60,36 @@ class Owner:
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="hivlp-gpu")
+        self._dropped: SimpleQueue[Callable[[], object]] = SimpleQueue()
 
     def run(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """The call's result, made by the owner; its error is raised here."""
-        return self._pool.submit(call, *args, **kwargs).result()
+        return self._pool.submit(self._call, lambda: call(*args, **kwargs)).result()
 
     def later(self, call: Callable[[], object]) -> None:
-        """Have the owner make a call some time; its result is dropped."""
-        self._pool.submit(call)
+        """Have the owner make a call before its next one; its result is dropped.
+
+        Takes no lock: the garbage collector may call it in the midst of anything.
+        """
+        self._dropped.put(call)
+
+    def _call(self, call: Callable[[], T]) -> T:
+        while not self._dropped.empty():
+            self._dropped.get()()
+        return call()
+
+
+_owning = threading.Lock()
+
+
+def owner() -> Owner:
+    """The process's owner thread, begun when the first level is put on the device."""
+    with _owning:
+        return _owner()
 
 
 @functools.cache
-def owner() -> Owner:
-    """The process's owner thread, begun when the first level is put on the device."""
+def _owner() -> Owner:
     return Owner()
 
 
@@ -82,7 +107,10 @@ class DeviceLevel:
         self.host = host
         self._limit = limit
         self._owner = owner
-        self._shards: list[DeviceIndex] = owner.run(_filled, rows, make, limit)
+        try:
+            self._shards: list[DeviceIndex] = owner.run(_filled, rows, make, limit)
+        except RuntimeError as error:
+            raise DeviceFailed(host.level, str(error)) from error
         # A device index must go where it was made, or it would free memory that is in use.
         release = weakref.finalize(self, owner.later, self._shards.clear)
         release.atexit = False
@@ -131,7 +159,11 @@ class DeviceLevel:
         checked = check_queries(queries, self.dim)
         if mask is not None or k + SLACK >= self.size:
             return self.host.search(checked, k, params, None, mask)
-        answers = self._on_device(checked, k)
+        try:
+            answers = self._on_device(checked, k)
+        except RuntimeError as error:  # full, or gone: the host answers
+            log.warning("level %d on the GPU: %s", self.level, last_line(error))
+            answers = [None] * len(checked)
         left = [i for i, answer in enumerate(answers) if answer is None]
         if left:
             found = self.host.search(checked[left], k, params, None, None)
@@ -158,7 +190,7 @@ class DeviceLevel:
                 merged = merge(own, self.size, k + SLACK)
                 if not merged.sure:
                     unsure.append(i)
-                elif merged.scores[-1] < merged.scores[k - 1] - MARGIN:
+                elif merged.scores[-1] < merged.scores[k - 1] - HALF_MARGIN:
                     answers[i] = self.host.score(queries[i : i + 1], [merged.rows])[0].top(k)
             left = unsure
         return answers

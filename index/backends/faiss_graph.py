@@ -68,6 +68,7 @@ class GraphLevel:
         self._index = index
         self._keep = keep  # what faiss points into
         self._coarse = coarse  # the walk's own order is rough: everything in the beam is ranked
+        self._walked = LevelRows(rows.matrix, rows.dim) if coarse else rows
 
     @property
     def level(self) -> int:
@@ -132,9 +133,9 @@ class GraphLevel:
     def _enter(self, query: FloatArray, fetch: int, params: Any, entry: RowArray) -> RowArray:
         """Search the ground level from given rows: (fetch,) int64, -1 where nothing was found.
 
-        faiss wants the rows' inner products beside them, with their own sign.
+        faiss wants the rows' inner products beside them, with their own sign, as the walk has them.
         """
-        scores = self._rows.score(query, entry)
+        scores = self._walked.score(query, entry)
         rows = np.ascontiguousarray(entry, dtype=np.int32)
         found_scores, found = np.empty(fetch, np.float32), np.empty(fetch, np.int64)
         self._index.search_level_0(
@@ -205,7 +206,7 @@ def in_place(rows: LevelRows) -> Any:
     unit length again. It borrows its memory from `rows.matrix`, which must outlive it.
     """
     matrix = rows.matrix
-    assert matrix.strides[1] == matrix.itemsize, "numbers of a row must lie side by side"
+    assert matrix.flags.c_contiguous, "faiss is given the matrix's own memory, not a copy's"
     if matrix.dtype == np.float16:
         kind = faiss.ScalarQuantizer.QT_fp16
         index = faiss.IndexScalarQuantizer(rows.dim, kind, faiss.METRIC_INNER_PRODUCT)

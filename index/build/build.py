@@ -267,7 +267,9 @@ def _gate(draft: _Draft) -> dict[Modality, StagedSide]:
         except ValueError as error:  # cut short by a disk that filled up as it was closed
             raise BuildError(f"a FAISS file of the {side} side came out broken: {error}") from error
         codes = {n: opened.levels[n] for n in built.rows if opened.has_codes(n)}
-        for indexes in (codes, opened.graphs, beside):
+        # Not the level that borrows the finest's links: how well it is walked, the beams measure.
+        own = {n: opened.graphs[n] for n in draft.graphs.get(side, ())}
+        for indexes in (codes, own, beside):
             tried = gate.check_self_retrieval(built, indexes, ids, rng)
         draft.gate[f"{side}_rows"] = float(built.size)
         draft.gate[f"{side}_self_retrieval_rows"] = tried

@@ -102,6 +102,9 @@ def choose(
     """Every candidate with what was measured and why it was taken or not; one is `chosen`."""
     draft = partial(_draft, side, gallery, wishes, means)
     asked = [c for c in CANDIDATES if wishes.admits(*c)] or [wishes.forced()]
+    few = side.size <= FEW_ROWS and wishes.family == "auto"
+    if few and ("scan", "flat") not in asked:  # no graph over a handful of rows
+        asked = [c for c in asked if c[0] == "scan"] or asked
     if len(asked) == 1:
         return (draft(asked[0], "asked for", chosen=True),)
     if side.size <= FEW_ROWS and ("scan", "flat") in asked:

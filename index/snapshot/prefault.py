@@ -67,12 +67,15 @@ def prefault(snapshot: Snapshot, available_bytes: int | None) -> Prefaulted:
 def by_need(snapshot: Snapshot) -> list[str]:
     """The snapshot's files, those first that each query reads most of."""
 
+    walked = {side for side, record in snapshot.manifest.sides.items() if record.graph_levels}
+
     def need(name: str) -> tuple[int, str]:
         last = Path(name).name
         kinds = (
             last == "level1.faiss",
             last.endswith(".hnsw"),
             last == "inverse_norms.npy",
+            last == "rows.npy" and Path(name).parent.name in walked,  # each walk reads them
             last == "level1.maskable.faiss",
             last in ("row_items.npy", "item_hashes.npy", "item_ordinals.npy"),
             last.endswith(".arrow"),

@@ -9,6 +9,7 @@ file missing and none unexpected, shapes against counts.
 
 from __future__ import annotations
 
+import logging
 import tokenize
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -29,7 +30,7 @@ from hivlp.index.backends.choose import (
 )
 from hivlp.index.backends.rows import LevelRows, StoredArray
 from hivlp.index.candidates import RowArray
-from hivlp.index.errors import SnapshotCorrupt
+from hivlp.index.errors import DeviceFailed, SnapshotCorrupt
 from hivlp.index.filter_masks import FilterMasks
 from hivlp.index.level_index import LevelIndex
 from hivlp.index.snapshot import layout
@@ -38,6 +39,8 @@ from hivlp.index.snapshot.coded import FOLDER, code_column, coded_files, open_co
 from hivlp.index.snapshot.manifest import MANIFEST_NAME, SnapshotManifest, read_manifest
 from hivlp.models.artifact import file_record
 from hivlp.models.levels import FloatArray, Modality
+
+log = logging.getLogger("hivlp.index")
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,12 +103,20 @@ class Snapshot:
         Files larger than `hash_up_to_bytes` are checked by size alone (None: all are hashed), but
         for tables: a changed byte in one can end the process that reads it.
         Raises SnapshotCorrupt naming the first file that is missing, changed or unexpected;
-        NoDevice and MissingExtra for a backend that isn't there.
+        NoDevice and MissingExtra for a backend that isn't there, DeviceFailed for a GPU that can't
+        take it (`auto` falls back to the CPU then).
         """
         manifest = read_manifest(path, index, version)
         check_files(path, manifest, hash_up_to_bytes)
         opener = _Opener(path, manifest, choose_backend(backend))
-        sides = {side: opener.side(side) for side in layout.SIDES if side in manifest.sides}
+        try:
+            sides = opener.sides()
+        except DeviceFailed as error:
+            if backend != "auto":
+                raise
+            log.warning("%s: searched on the CPU", error)
+            opener = _Opener(path, manifest, "faiss-cpu")
+            sides = opener.sides()
         catalogue = opener.catalogue()
         return Snapshot(path, manifest, catalogue, sides, opener.filters(catalogue))
 
@@ -171,6 +182,9 @@ class _Opener:
         self._path = path
         self._manifest = manifest
         self._backend = backend
+
+    def sides(self) -> dict[Modality, Side]:
+        return {side: self.side(side) for side in layout.SIDES if side in self._manifest.sides}
 
     def catalogue(self) -> Catalogue:
         count = self._manifest.items
@@ -267,6 +281,8 @@ class _Opener:
             mapped = np.load(self._path / name, mmap_mode="r", allow_pickle=False)
         except (OSError, ValueError, EOFError, tokenize.TokenError) as error:
             raise self._corrupt(name, f"not a readable array: {error}") from error
+        if not mapped.flags.c_contiguous:
+            raise self._corrupt(name, "is not in row order")
         if mapped.shape != shape or mapped.dtype != np.dtype(dtype):
             raise self._corrupt(name, f"holds {mapped.dtype}{mapped.shape}, expected {shape}")
         # A plain view: `take` on np.memmap itself goes through its slow __array_finalize__.

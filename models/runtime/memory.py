@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 
 from hivlp.models.runtime.cgroups import MOUNT, group, read, with_parents
@@ -27,23 +28,25 @@ def _system(root: Path) -> int | None:
 
 def _v2(root: Path) -> list[int | None]:
     folders = with_parents(root / MOUNT, group(root, controller=""))
-    return [_left(f, "memory.max", "memory.current", "inactive_file") for f in folders]
+    names = ("memory.max", "memory.current", ("inactive_file", "active_file"))
+    return [_left(folder, *names) for folder in folders]
 
 
 def _v1(root: Path) -> list[int | None]:
     folders = with_parents(root / MOUNT / "memory", group(root, controller="memory"))
-    names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+    files = ("total_inactive_file", "total_active_file")
+    names = ("memory.limit_in_bytes", "memory.usage_in_bytes", files)
     return [_left(folder, *names) for folder in folders]
 
 
-def _left(folder: Path, limit: str, used: str, reclaimable: str) -> int | None:
-    """Limit less use, where both are numbers; file pages that nobody reads can be taken back."""
+def _left(folder: Path, limit: str, used: str, reclaimable: Collection[str]) -> int | None:
+    """Limit less use, where both are numbers; pages of files can be taken back."""
     most, now = read(folder / limit).strip(), read(folder / used).strip()
     if not (most.isdigit() and now.isdigit()):
         return None
     files = 0
     for line in read(folder / "memory.stat").splitlines():
         words = line.split()
-        if len(words) == 2 and words[0] == reclaimable and words[1].isdigit():
-            files = int(words[1])
+        if len(words) == 2 and words[0] in reclaimable and words[1].isdigit():
+            files += int(words[1])
     return int(most) - int(now) + files

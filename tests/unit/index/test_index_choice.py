@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -222,3 +224,16 @@ def test_the_simplest_wins_unless_another_is_much_faster() -> None:
     assert judged(flat, sq8, option("graph", "sq8", search_ms=1.0, build_s=9e9)) == ("scan", "sq8")
     assert judged(flat, sq8, option("graph", "sq8", search_ms=1.0, recall=0.9)) == ("scan", "sq8")
     assert judged(flat, sq8, max_query_ms=20.0) == ("scan", "sq8")
+
+
+@pytest.mark.parametrize("size", [2, 40, 900])
+def test_few_rows_get_no_graph_whatever_codes_are_asked_for(many: BuiltSide, size: int) -> None:
+    few = replace(
+        many,
+        rows={n: replace(r, matrix=r.matrix[:size], inverse_norms=None
+                         if r.inverse_norms is None else r.inverse_norms[:size])
+              for n, r in many.rows.items()},
+        row_items=many.row_items[:size],
+    )  # fmt: skip
+    options = choose(few, None, specs(), "nested", Wishes(level1="sq8"), 0.99)
+    assert [(o.family, o.chosen) for o in options if o.chosen] == [("scan", True)]

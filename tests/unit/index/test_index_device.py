@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hivlp.index.backends import choose
+from hivlp.index.backends import choose, faiss_gpu
 from hivlp.index.backends.choose import Backend, choose_backend, decide, open_graph, write_graph
 from hivlp.index.backends.exact import ExactLevel, best_rows
 from hivlp.index.backends.faiss_gpu import DeviceLevel, Owner
@@ -25,7 +25,8 @@ from hivlp.index.backends.shards import (
     shard_count,
     shard_size,
 )
-from hivlp.index.errors import NoDevice
+from hivlp.index.candidates import RowArray
+from hivlp.index.errors import BrokenFaiss, DeviceFailed, NoDevice
 from hivlp.index.level_index import SearchParams
 from hivlp.index.snapshot.store import SnapshotStore
 from hivlp.models.errors import MissingExtra
@@ -229,3 +230,90 @@ def test_a_snapshot_opened_for_an_absent_gpu_says_so(tmp_path: Path) -> None:
     with pytest.raises((MissingExtra, NoDevice)):
         store.open("default", backend="faiss-gpu")
     assert store.open("default", backend="auto").sides["image"].size == 30
+
+
+def test_rows_nearer_than_fp16_can_tell_apart_are_left_to_the_host() -> None:
+    rng = np.random.default_rng(0)
+    vectors = unit_vectors(5_000, 128, seed=1)
+    query = unit_vectors(1, 128, seed=2)
+    near = query + rng.uniform(0, 0.012, (300, 1)).astype(np.float32) * unit_vectors(300, 128, 3)
+    vectors[:300] = near / np.linalg.norm(near, axis=1, keepdims=True)
+    rows = LevelRows(vectors, 128)
+    level = DeviceLevel(ExactLevel(1, rows), rows, FakeDevice, FAKE_LIMIT, OWNER)
+    truth = best_rows(rows, query[0], 10)
+    assert float(truth.scores[0] - np.sort(rows.scan(query[0]))[-60]) < 1e-4
+    assert level.search(query, 10, PARAMS, None, None)[0].rows.tolist() == truth.rows.tolist()
+
+
+class FullDevice(FakeDevice):
+    """A device without room for another row, or for a search."""
+
+    full = True
+
+    def add(self, vectors: FloatArray) -> None:
+        if self.full:
+            raise RuntimeError("Error in virtual void* alloc\nError: out of memory on device 0")
+        super().add(vectors)
+
+    def search(self, queries: FloatArray, k: int) -> tuple[FloatArray, RowArray]:
+        raise RuntimeError("Faiss assertion\nCUDA error 700 an illegal memory access")
+
+
+def test_a_level_that_does_not_fit_the_gpu_is_a_clear_error() -> None:
+    rows = LevelRows(unit_vectors(50, 8), 8)
+    with pytest.raises(DeviceFailed, match="level 1 can't be put on the GPU"):
+        DeviceLevel(ExactLevel(1, rows), rows, FullDevice, FAKE_LIMIT, OWNER)
+
+
+def test_a_device_that_fails_while_it_is_searched_leaves_the_answer_to_the_host(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Failing(FullDevice):
+        full = False
+
+    rows = LevelRows(unit_vectors(500, 8), 8)
+    level = DeviceLevel(ExactLevel(1, rows), rows, Failing, FAKE_LIMIT, OWNER)
+    query = unit_vectors(2, 8, 5)
+    found = level.search(query, 3, PARAMS, None, None)
+    assert [f.rows.tolist() for f in found] == [best_rows(rows, q, 3).rows.tolist() for q in query]
+    assert "CUDA error 700" in caplog.text
+
+
+def test_a_level_can_be_dropped_by_the_collector_in_the_midst_of_anything() -> None:
+    owner = Owner()
+    freed: list[int] = []
+    owner.later(lambda: freed.append(1))
+    assert freed == []
+    lock = owner._pool._shutdown_lock  # type: ignore[attr-defined]
+    with lock:  # as if the collector ran inside `submit`
+        owner.later(lambda: freed.append(2))
+    assert owner.run(lambda: 3) == 3
+    assert freed == [1, 2]
+
+
+def test_every_caller_gets_the_same_owner() -> None:
+    with ThreadPoolExecutor(8) as pool:
+        assert len({id(found) for found in pool.map(lambda _: faiss_gpu.owner(), range(64))}) == 1
+
+
+def test_auto_falls_back_to_the_cpu_where_the_gpu_can_not_take_an_index(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = SnapshotStore(tmp_path)
+    write_snapshot(store, images=unit_vectors(60, 16))
+    monkeypatch.setattr(faiss_gpu, "gpu_count", lambda: 1)
+    monkeypatch.setattr(faiss_gpu, "_device_index", FullDevice)
+    with pytest.raises(DeviceFailed):
+        store.open("default", backend="faiss-gpu")
+    opened = store.open("default", backend="auto")
+    assert not isinstance(opened.sides["image"].levels[1], DeviceLevel)
+    assert "searched on the CPU" in caplog.text
+
+
+def test_a_faiss_that_can_not_be_loaded_is_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(name: str) -> None:
+        raise RuntimeError(f"{name}: libcublas.so.12 is missing")
+
+    monkeypatch.setattr(choose.importlib, "import_module", broken)
+    with pytest.raises(BrokenFaiss, match="libcublas"):
+        choose.faiss_version()

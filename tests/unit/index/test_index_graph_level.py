@@ -16,6 +16,7 @@ from hivlp.index.backends.choose import (
     write_graph,
     write_level,
 )
+from hivlp.index.backends.faiss_graph import in_place
 from hivlp.index.backends.rows import LevelRows, inverse_norms
 from hivlp.index.level_index import SearchParams
 from hivlp.models.levels import normalise
@@ -171,3 +172,9 @@ def test_a_graph_of_other_rows_is_refused(tmp_path: Path) -> None:
     write_level(tmp_path / "level.faiss", few)
     with pytest.raises(ValueError, match="IndexFlatIP where an inner-product HNSW graph"):
         open_graph(tmp_path / "level.faiss", few, codes)
+
+
+def test_rows_that_are_a_part_of_wider_ones_are_not_lent_to_faiss() -> None:
+    part = unit_vectors(200, 100)[:, :64]
+    with pytest.raises(AssertionError, match="own memory"):
+        in_place(LevelRows(part, 64))

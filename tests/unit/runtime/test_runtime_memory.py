@@ -34,6 +34,10 @@ V1 = {
 }
 
 
+STAT = "sys/fs/cgroup/pod/memory.stat"
+V1_STAT = "sys/fs/cgroup/memory/box/memory.stat"
+
+
 @pytest.mark.parametrize(
     ("files", "expected"),
     [
@@ -43,6 +47,8 @@ V1 = {
         ({**MEMINFO, **V1}, 2 * GIB),
         ({**MEMINFO, **V2, "sys/fs/cgroup/pod/memory.current": f"{9 * GIB}\n"}, 0),
         ({"proc/meminfo": "MemAvailable: lots\n"}, None),
+        ({**MEMINFO, **V2, STAT: f"active_file {GIB}\ninactive_file {GIB // 2}\n"}, 5 * GIB // 2),
+        ({**MEMINFO, **V1, V1_STAT: f"total_active_file {GIB // 2}\n"}, 5 * GIB // 2),
     ],
 )
 def test_the_least_that_anyone_grants_is_available(
