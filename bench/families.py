@@ -36,7 +36,7 @@ from hivlp.models.levels import LevelSpec
 
 SPECS = tuple(LevelSpec(i, 2 * i, dim) for i, dim in enumerate(DIMS, start=1))
 K = 10
-CODECS = ("sq8", "pq64x4fs")
+CODECS = ("sq8", "pq64x4fs", "rabitqfs")
 
 
 def level_rows(path: Path, count: int) -> dict[int, LevelRows]:

@@ -35,6 +35,7 @@ class FilterMasks:
         self._columns = columns
         self._items = items
         self._lock = threading.Lock()
+        self._plain: dict[str, bool] = {}
         self._bits: LRUCache[Hashable, BitArray] = LRUCache(kept_bytes, lambda bits: bits.nbytes)
         self._masks: LRUCache[Hashable, RowMask] = LRUCache(
             kept_bytes, lambda mask: mask.bits.nbytes + mask.allowed.nbytes
@@ -52,10 +53,17 @@ class FilterMasks:
             return kept
         bits = self._evaluated(expression)
         allowed = np.unpackbits(bits, count=self._items, bitorder="little").view(np.bool_)
-        one_each = len(row_items) == self._items and bool((np.diff(row_items) == 1).all())
-        mask = RowMask.of(allowed if one_each else allowed.take(row_items))
+        mask = RowMask.of(allowed if self._one_each(side, row_items) else allowed.take(row_items))
         self._keep(self._masks, key, mask)
         return mask
+
+    def _one_each(self, side: str, row_items: RowArray) -> bool:
+        """Whether row i is item i, for all of both: looked at once a side."""
+        known = self._plain.get(side)
+        if known is None:
+            same = len(row_items) == self._items
+            known = self._plain[side] = same and bool((np.diff(row_items) == 1).all())
+        return known
 
     def _evaluated(self, expression: Expression) -> BitArray:
         """Items as packed bits; those beyond the last item are meaningless."""
