@@ -14,6 +14,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import platform
 import random
+import resource
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -22,22 +23,30 @@ from pathlib import Path
 import numpy as np
 
 WORK = Path(os.environ.get("HIVLP_BENCH_HOME", ".hivlp/bench"))
+RESULTS = Path(__file__).parent / "results"
 
 
 def interleaved(
-    contenders: Mapping[str, Callable[[int], object]], passes: int, warm: int = 3
+    contenders: Mapping[str, Callable[[int], object]],
+    passes: int,
+    warm: int = 3,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, list[float]]:
-    """Milliseconds of each contender, called with the pass number, `passes` times after warming."""
+    """Milliseconds of each contender, called with the pass number, `passes` times after warming.
+
+    `time.thread_time` as the clock leaves out what the processor did for others meanwhile: for
+    long scans of one thread on a shared machine.
+    """
     order = list(contenders)
     shuffle = random.Random(0)
     times: dict[str, list[float]] = {name: [] for name in order}
     for number in range(passes + warm):
         shuffle.shuffle(order)
         for name in order:
-            started = time.perf_counter()
+            started = clock()
             contenders[name](number)
             if number >= warm:
-                times[name].append((time.perf_counter() - started) * 1e3)
+                times[name].append((clock() - started) * 1e3)
     return times
 
 
@@ -46,7 +55,7 @@ def median(times: Sequence[float]) -> float:
     return statistics.median(times)
 
 
-def overlap(found: Sequence[np.ndarray], truth: np.ndarray) -> float:
+def overlap(found: Sequence[np.ndarray], truth: Sequence[np.ndarray] | np.ndarray) -> float:
     """Mean share of each row of `truth` (n, k) that is in the same row of `found`."""
     return float(
         np.mean([len(np.intersect1d(f, t)) / len(t) for f, t in zip(found, truth, strict=True)])
@@ -77,3 +86,8 @@ def machine() -> str:
         model = next(lines, f": {model}").split(":", 1)[1].strip()
     python = platform.python_version()
     return f"{model}, {os.cpu_count()} cores, Python {python}, numpy {np.__version__}"
+
+
+def peak_gib() -> float:
+    """The most memory this process has held, mapped files included, in GiB."""
+    return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 2)

@@ -10,6 +10,7 @@ function of the seed.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +20,8 @@ DIM, DIMS = 768, (128, 300, 768)
 CLUSTERS, SUBCLUSTERS = 2000, 20
 CHUNK = 50_000
 KIND, UNKIND = (0.12, 0.08), (0.25, 0.20)
+SETTINGS = {"kind": (KIND, 0.0), "unkind": (UNKIND, 0.0), "gap": (KIND, 0.5)}
+"""Noise and gap of the three settings that benchmarks report."""
 
 
 def _spread(rng: np.random.Generator, n: int, dim: int) -> np.ndarray:
@@ -32,22 +35,29 @@ def _unit(x: np.ndarray) -> np.ndarray:
     return x / np.linalg.norm(x, axis=1, keepdims=True)
 
 
+def stream_rows(n: int, seed: int = 0) -> Iterator[np.ndarray]:
+    """The n rows in blocks (m, 768) float32, normalised; a larger n begins alike."""
+    rng = np.random.default_rng(seed)
+    centres = _spread(rng, CLUSTERS, DIM)
+    subs = 0.7 * _spread(rng, CLUSTERS * SUBCLUSTERS, DIM)
+    for start in range(0, n, CHUNK):
+        m = min(CHUNK, n - start)
+        which = rng.integers(0, CLUSTERS * SUBCLUSTERS, m)
+        yield _unit(centres[which // SUBCLUSTERS] + subs[which] + 0.6 * _spread(rng, m, DIM))
+
+
 def make_rows(path: Path, n: int, seed: int = 0) -> np.ndarray:
     """(n, 768) float32 rows, normalised, memory-mapped from `path`; made if not there yet."""
     if path.exists():
         rows = np.load(path, mmap_mode="r")
         if rows.shape == (n, DIM):
             return rows
-    rng = np.random.default_rng(seed)
-    centres = _spread(rng, CLUSTERS, DIM)
-    subs = 0.7 * _spread(rng, CLUSTERS * SUBCLUSTERS, DIM)
     part = path.with_suffix(".part")
     out = np.lib.format.open_memmap(part, "w+", np.float32, (n, DIM))
-    for start in range(0, n, CHUNK):
-        m = min(CHUNK, n - start)
-        which = rng.integers(0, CLUSTERS * SUBCLUSTERS, m)
-        x = centres[which // SUBCLUSTERS] + subs[which] + 0.6 * _spread(rng, m, DIM)
-        out[start : start + m] = _unit(x)
+    start = 0
+    for block in stream_rows(n, seed):
+        out[start : start + len(block)] = block
+        start += len(block)
     out.flush()
     part.replace(path)
     return np.load(path, mmap_mode="r")
