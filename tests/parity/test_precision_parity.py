@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +19,7 @@ from hivlp.models.network.exits import TowerExits
 from hivlp.models.network.heads import ExitHead, HeadShape
 from hivlp.models.network.tower import Tower, freeze
 from hivlp.models.runtime.onnx_encoder import open_text_encoder
+from hivlp.models.training import export as exporting
 from hivlp.models.training import precision
 from hivlp.models.training.export import ExportNote, export_model
 from hivlp.models.training.precision import BLOCK, PrecisionError, pack8, write_reduced
@@ -56,13 +59,33 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> DualEncoder:
 
 
 @pytest.fixture(scope="module")
-def both(tmp_path_factory: pytest.TempPathFactory, model: DualEncoder) -> tuple[Artifact, Artifact]:
-    folder = tmp_path_factory.mktemp("artifacts")
+def full(tmp_path_factory: pytest.TempPathFactory, model: DualEncoder) -> Artifact:
+    return export_model(model, tmp_path_factory.mktemp("artifacts") / "full", ExportNote("full"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def graphs_are_written_once(full: Artifact) -> Iterator[None]:
+    """Writing a graph takes seconds: every later export of the model copies those of the first."""
+
+    def copied(*given: object) -> None:
+        path = given[-1]
+        assert isinstance(path, Path)
+        shutil.copyfile(full.path / path.parent.name / path.name, path)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(exporting, "write_graph", copied)
+        yield
+
+
+@pytest.fixture(scope="module")
+def both(
+    tmp_path_factory: pytest.TempPathFactory,
+    model: DualEncoder,
+    full: Artifact,
+    graphs_are_written_once: None,
+) -> tuple[Artifact, Artifact]:
     low = ExportNote("low", precision="w8-heads", check_texts=TEXTS)
-    return (
-        export_model(model, folder / "full", ExportNote("full")),
-        export_model(model, folder / "low", low),
-    )
+    return full, export_model(model, tmp_path_factory.mktemp("artifacts") / "low", low)
 
 
 @pytest.mark.parametrize(
