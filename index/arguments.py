@@ -129,8 +129,8 @@ def json_object(text: str) -> Any:
     """A JSON object."""
     try:
         found = json.loads(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is no JSON: {error}") from None
+    except (ValueError, RecursionError) as error:
+        raise argparse.ArgumentTypeError(f"{text[:80]!r} is no JSON: {error}") from None
     if not isinstance(found, dict):
-        raise argparse.ArgumentTypeError(f"{text!r} is no JSON object")
+        raise argparse.ArgumentTypeError(f"{text[:80]!r} is no JSON object")
     return found

@@ -23,6 +23,8 @@ from hivlp.index.snapshot.coded import CodedColumn
 
 KEPT_BYTES = 64 << 20
 """Of bitmaps, and as much again of row masks."""
+ENTRY_BYTES = 512
+"""What an entry costs beside its arrays, roughly."""
 MOST_NAMED = 20
 
 
@@ -36,9 +38,11 @@ class FilterMasks:
         self._items = items
         self._lock = threading.Lock()
         self._plain: dict[str, bool] = {}
-        self._bits: LRUCache[Hashable, BitArray] = LRUCache(kept_bytes, lambda bits: bits.nbytes)
+        self._bits: LRUCache[Hashable, BitArray] = LRUCache(
+            kept_bytes, lambda bits: bits.nbytes + ENTRY_BYTES
+        )
         self._masks: LRUCache[Hashable, RowMask] = LRUCache(
-            kept_bytes, lambda mask: mask.bits.nbytes + mask.allowed.nbytes
+            kept_bytes, lambda mask: mask.bits.nbytes + mask.allowed.nbytes + ENTRY_BYTES
         )
 
     def rows(self, expression: Expression, side: str, row_items: RowArray) -> RowMask:

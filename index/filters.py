@@ -12,6 +12,9 @@ place in the expression (`filter.and.1.not.range.gte`), and nothing is coerced: 
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
+import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,6 +28,9 @@ MAX_CONDITIONS = 64
 MAX_DEPTH = 8
 MAX_VALUES = 1_000
 MAX_TEXT_CHARS = 1_024
+MAX_FIELD_CHARS = 256
+SHOWN, SHOWN_CHARS = 5, 64
+"""Of what is wrong, so much is repeated in an error."""
 OPERATORS = ("eq", "in", "range", "exists")
 BOUNDS = ("gt", "gte", "lt", "lte")
 
@@ -48,7 +54,8 @@ class Bound:
 class Condition:
     """One column is one of `values`, lies between two bounds, or has a value at all.
 
-    `place` is where in the request it stands, for errors.
+    `place` is where in the request it stands, for errors. `key` is equal for conditions that mean
+    the same; True and 1 are told apart.
     """
 
     field: str
@@ -57,32 +64,37 @@ class Condition:
     high: Bound | None = None
     exists: bool | None = None
     place: str = "filter"
+    key: bytes = dataclasses.field(init=False)
 
-    @property
-    def key(self) -> tuple[Any, ...]:
-        """Equal for conditions that mean the same; True and 1 are told apart."""
-        named = tuple(sorted((type(v).__name__, repr(v)) for v in self.values))
-        ends = tuple(
+    def __post_init__(self) -> None:
+        named = sorted((type(v).__name__, repr(v)) for v in self.values)
+        ends = [
             None if end is None else (type(end.value).__name__, end.value, end.included)
             for end in (self.low, self.high)
-        )
-        return ("if", self.field, named, ends, self.exists)
+        ]
+        object.__setattr__(self, "key", _digest("if", self.field, named, ends, self.exists))
 
 
 @dataclass(frozen=True, slots=True)
 class Combined:
-    """All (`and`) or any (`or`) of some expressions, or none of the only one (`not`)."""
+    """All (`and`) or any (`or`) of some expressions, or none of the only one (`not`).
+
+    `key` is equal for combinations of the same parts in any order.
+    """
 
     how: Literal["and", "or", "not"]
     parts: tuple[Expression, ...]
+    key: bytes = dataclasses.field(init=False)
 
-    @property
-    def key(self) -> tuple[Any, ...]:
-        """Equal for combinations of the same parts in any order."""
-        return (self.how, *sorted((part.key for part in self.parts), key=repr))
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "key", _digest(self.how, *sorted(p.key for p in self.parts)))
 
 
 Expression = Condition | Combined
+
+
+def _digest(*parts: object) -> bytes:
+    return hashlib.blake2b(repr(parts).encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
 def parse_filter(given: Any, place: str = "filter") -> Expression:
@@ -91,10 +103,11 @@ def parse_filter(given: Any, place: str = "filter") -> Expression:
 
 
 class _Parser:
-    """Counts conditions while it reads."""
+    """Counts conditions and values while it reads."""
 
     def __init__(self) -> None:
         self._conditions = 0
+        self._values = 0
 
     def expression(self, given: Any, place: str, depth: int) -> Expression:
         if not isinstance(given, Mapping) or not given:
@@ -105,7 +118,8 @@ class _Parser:
             return self._condition(given, place)
         if len(given) > 1 or next(iter(given)) not in ("and", "or", "not"):
             known = "field with one of eq, in, range, exists; or one of and, or, not alone"
-            raise FilterError(place, f"unknown keys {sorted(map(str, given))}: there is {known}")
+            some = [str(key)[:SHOWN_CHARS] for key in itertools.islice(given, SHOWN)]
+            raise FilterError(place, f"unknown keys {some}: there is {known}")
         how, inner = next(iter(given.items()))
         if how == "not":
             return Combined("not", (self.expression(inner, f"{place}.not", depth + 1),))
@@ -122,8 +136,9 @@ class _Parser:
             message = f"more than {MAX_CONDITIONS} conditions"
             raise FilterError(place, message, limit=MAX_CONDITIONS)
         field = given["field"]
-        if not isinstance(field, str) or not field:
-            raise FilterError(f"{place}.field", "must be the name of a column")
+        if not isinstance(field, str) or not 0 < len(field) <= MAX_FIELD_CHARS:
+            message = f"must be the name of a column, of at most {MAX_FIELD_CHARS} characters"
+            raise FilterError(f"{place}.field", message, limit=MAX_FIELD_CHARS)
         asked = [name for name in given if name != "field"]
         if len(asked) != 1 or asked[0] not in OPERATORS:
             raise FilterError(place, f"needs one of {', '.join(OPERATORS)} beside field")
@@ -132,20 +147,21 @@ class _Parser:
         if operator == "eq":
             return Condition(field, values=(_value(value, place),), place=place)
         if operator == "in":
-            return Condition(field, values=_values(value, place), place=place)
+            return Condition(field, values=self._listed(value, place), place=place)
         if operator == "exists":
             if not isinstance(value, bool):
                 raise FilterError(place, "must be true or false")
             return Condition(field, exists=value, place=place)
         return _range(field, value, place)
 
-
-def _values(given: Any, place: str) -> tuple[Value, ...]:
-    if not isinstance(given, list) or not given:
-        raise FilterError(place, "must be a list of at least one value")
-    if len(given) > MAX_VALUES:
-        raise FilterError(place, f"{len(given)} values, at most {MAX_VALUES}", limit=MAX_VALUES)
-    return tuple(_value(value, f"{place}.{i}") for i, value in enumerate(given))
+    def _listed(self, given: Any, place: str) -> tuple[Value, ...]:
+        if not isinstance(given, list) or not given:
+            raise FilterError(place, "must be a list of at least one value")
+        self._values += len(given)
+        if self._values > MAX_VALUES:
+            message = f"more than {MAX_VALUES} values in the whole filter"
+            raise FilterError(place, message, limit=MAX_VALUES)
+        return tuple(_value(value, f"{place}.{i}") for i, value in enumerate(given))
 
 
 def _range(field: str, given: Any, place: str) -> Condition:

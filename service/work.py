@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from hivlp.index.cascade import Plan, PlanRequest
+from hivlp.index.cascade import Plan, PlanName, PlanRequest
 from hivlp.index.errors import PlanError
 from hivlp.index.filters import parse_filter
 from hivlp.index.masks import RowMask
@@ -85,11 +85,13 @@ def _plan(
         raise PlanError(message, param="early_exit")
     # Without an encoder there is nothing to hide a cascade behind.
     idle = options.plan == "auto" and not query.encodes and not options.cascade
+    own_levels = setting.searcher.info.gallery == "per_exit"
+    at_once: PlanName = "exact" if query.kind == "vector" and own_levels else "funnel"
     request = PlanRequest(
         searched=options.modality,
         query=opened.modality,
         need=options.k + options.offset + (opened.exclude is not None),
-        name="funnel" if idle else options.plan,
+        name=at_once if idle else options.plan,
         keeps=tuple((width.level, width.keep) for width in options.cascade),
         max_level=options.max_level,
         early_exit=options.early_exit,

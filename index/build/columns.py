@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, date, datetime
 from typing import Any
 
@@ -65,10 +65,11 @@ def typed_column(values: Sequence[Any]) -> Any:
     return pa.array(values, type=types[kind])
 
 
-def _kind(filled: Iterable[Any]) -> str:
+def _kind(filled: Sequence[Any]) -> str:
     kinds = {_kind_of(value) for value in filled}
     if kinds == {"int", "float"}:
-        return "float"
+        whole = (value for value in filled if isinstance(value, int))
+        return "float" if all(int(float(value)) == value for value in whole) else "text"
     if kinds == {"date", "time"}:
         return "time"
     return kinds.pop() if len(kinds) == 1 else "text"
@@ -91,9 +92,9 @@ def _parsed(filled: Sequence[str], values: Sequence[str | None]) -> tuple[str, S
     """Numbers or booleans, where every text is one."""
     if all(value in BOOLEANS for value in filled):
         return "bool", [None if value is None else BOOLEANS[value] for value in values]
-    if all(INTEGER.fullmatch(value) for value in filled):
+    if all(INTEGER.fullmatch(value) and value != "-0" for value in filled):
         return "int", [None if value is None else int(value) for value in values]
-    if all(DECIMAL.fullmatch(value) for value in filled):
+    if all(DECIMAL.fullmatch(value) for value in filled) and _keeps_apart(filled):
         return "float", [None if value is None else float(value) for value in values]
     return "text", values
 
@@ -101,7 +102,18 @@ def _parsed(filled: Sequence[str], values: Sequence[str | None]) -> tuple[str, S
 def _in_utc(value: date) -> datetime:
     if not isinstance(value, datetime):
         value = datetime(value.year, value.month, value.day)
-    return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+    if value.tzinfo is None:
+        return value.replace(tzinfo=UTC)
+    try:
+        return value.astimezone(UTC)
+    except OverflowError:  # the first or the last day there is, in another zone
+        return value.replace(tzinfo=UTC)
+
+
+def _keeps_apart(texts: Sequence[str]) -> bool:
+    """Whether different texts are different numbers: 1.1 and 1.10 may be two versions."""
+    different = set(texts)
+    return len({float(text) for text in different}) == len(different)
 
 
 def _as_text(value: Any) -> str:

@@ -167,6 +167,10 @@ def code_column(name: str, column: Any) -> CodedColumn:
 
 def _coded(name: str, column: Any) -> tuple[CodedColumn, Any]:
     """The coded form, and its values as an Arrow array."""
+    if pa.types.is_string(column.type):  # one chunk of them may be larger than 2 GiB
+        column = column.cast(pa.large_string())
+    elif pa.types.is_list(column.type):
+        column = column.cast(pa.large_list(pa.large_string()))
     kind, values, owners, numbers = _numbered(column.combine_chunks())
     count = len(column)
     order = np.lexsort((owners, numbers))
@@ -214,7 +218,7 @@ def kind_of(kind: Any) -> Kind:
         return "number"
     if pa.types.is_date(kind) or pa.types.is_timestamp(kind):
         return "date"
-    return "list" if pa.types.is_list(kind) else "text"
+    return "list" if pa.types.is_list(kind) or pa.types.is_large_list(kind) else "text"
 
 
 def _open(folder: Path, place: int, table: Any, name: str) -> CodedColumn:

@@ -197,13 +197,13 @@ class _Opener:
         """Columns in coded form: stored since format 3, made in memory for older versions."""
         table, names = catalogue.table, catalogue.metadata_names
         files = coded_files(names, table)
-        if any(name not in self._manifest.files for name in files):
-            columns = {name: code_column(name, table.column(name)) for name in names}
-        else:
-            try:
+        try:
+            if any(name not in self._manifest.files for name in files):
+                columns = {name: code_column(name, table.column(name)) for name in names}
+            else:
                 columns = open_coded(self._path, table, names)
-            except (OSError, ValueError, pa.ArrowInvalid) as error:
-                raise self._corrupt(FOLDER, str(error)) from error
+        except (OSError, ValueError, pa.ArrowInvalid) as error:
+            raise self._corrupt(FOLDER, str(error)) from error
         return FilterMasks(columns, self._manifest.items)
 
     def side(self, side: Modality) -> Side:

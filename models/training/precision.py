@@ -151,6 +151,7 @@ def check_ranking(
 ) -> PrecisionCheck:
     """Does each early level of `files` rank as the tower's own graphs, whatever its batch?
 
+    Texts are ranked among texts: what pictures they find is not asked, since an export has none.
     Raises PrecisionError naming the level.
     """
     assert tower.text is not None, "only texts are checked"
@@ -170,7 +171,8 @@ def check_ranking(
     for index, stage in enumerate(tower.stages):
         rows, level = nested_prefix(gallery, stage.dim), stage.level
         scores = alone[index] @ rows.T
-        apart[level] = max(float(np.abs(o[index] @ rows.T - scores).max()) for o in others)
+        # numpy's maximum keeps NaN, Python's may lose it
+        apart[level] = float(np.max([np.abs(o[index] @ rows.T - scores).max() for o in others]))
         overlap[level] = _overlap(scores, exact[index] @ rows.T)
         allowed = MOST_APART if stage is tower.stages[-1] else MOST_APART_EARLY
         _judge(level, overlap[level], apart[level], allowed)
@@ -202,17 +204,22 @@ def _overlap(scores: FloatArray, exact: FloatArray) -> float:
 
 
 def _feeds(tokenizer: Tokenizer, texts: Sequence[str]) -> list[Arrays]:
-    """Every text as a batch of one; a text that says nothing to the tower is left out."""
-    found: list[Arrays] = []
+    """Every text as a batch of one.
+
+    A text that says nothing to the tower is left out, and so is one that says what another did: of
+    equals nothing can be told apart.
+    """
+    found: dict[bytes, Arrays] = {}
     for text in texts:
         with contextlib.suppress(TextError):
-            found.append(tokenizer.encode([text]).inputs)
+            inputs = tokenizer.encode([text]).inputs
+            found.setdefault(inputs["input_ids"].tobytes(), inputs)
     if len(found) < LEAST_TEXTS:
         raise PrecisionError(
-            f"{len(found)} texts to check the ranking with: at least {LEAST_TEXTS} are needed "
-            "(--check-texts)"
+            f"{len(found)} different texts to check the ranking with: at least {LEAST_TEXTS} are "
+            "needed (--check-texts)"
         )
-    return found
+    return list(found.values())
 
 
 def _levels(runners: Sequence[GraphRunner], feed: Arrays) -> list[FloatArray]:

@@ -108,7 +108,9 @@ class FitSettings:
         """The reverse of `as_dict`. Raises TrainingError naming an unknown field."""
         plain = {**given, "dims": tuple(given["dims"])}
         plain["finest"] = with_fields(FinestSettings(), given["finest"], "finest")
-        plain["distil"] = with_fields(DistilSettings(), given["distil"], "distil")
+        # A fit from before there was such a thing aimed at the prefix.
+        before = DistilSettings(aim_ridge=0.0)
+        plain["distil"] = with_fields(before, given["distil"], "distil")
         return with_fields(FitSettings(), plain, "settings")
 
 

@@ -183,7 +183,7 @@ def test_8_bit_heads_are_refused_without_texts_and_where_they_make_gallery_vecto
     tmp_path: Path, model: DualEncoder
 ) -> None:
     few = ExportNote("low", precision="w8-heads", check_texts=TEXTS[:99])
-    with pytest.raises(PrecisionError, match=r"99 texts .* at least 100"):
+    with pytest.raises(PrecisionError, match=r"99 different texts .* at least 100"):
         export_model(model, tmp_path / "artifact", few)
     of_each = DualEncoder(model.text, model.image, "per_exit")
     with pytest.raises(PrecisionError, match="per_exit: the early heads make gallery vectors"):
@@ -195,3 +195,21 @@ def test_a_graph_without_a_head_is_named(both: tuple[Artifact, Artifact], tmp_pa
     reduced = both[1].path / "text/stage1.onnx"
     with pytest.raises(PrecisionError, match=r"stage1\.onnx: no head's weights"):
         write_reduced(reduced, tmp_path / "again.onnx")
+
+
+def test_texts_that_say_the_same_to_the_tower_count_once(
+    both: tuple[Artifact, Artifact], tmp_path: Path
+) -> None:
+    own, _ = both
+    tower = own.manifest.tower("text")
+    assert tower is not None
+    files = [own.path / stage.file for stage in tower.stages]
+    same = ["red", "Red", "RED", " red "] * 50
+    with pytest.raises(PrecisionError, match="1 different texts"):
+        precision.check_ranking(own.path, tower, files, same)
+
+
+def test_a_batch_that_answers_nan_is_not_let_through() -> None:
+    moved = [np.array([1e-6]), np.array([np.nan])]
+    with pytest.raises(PrecisionError, match="change by nan"):
+        precision._judge(1, 1.0, float(np.max([part.max() for part in moved])), 1e-3)

@@ -35,6 +35,11 @@ from hivlp.index.snapshot.catalogue import Catalogue, id_index, open_table, writ
         ([2**70], pa.string()),
         (["9" * 25], pa.string()),
         ([None, None], pa.string()),
+        (["1.10", "1.1"], pa.string()),
+        (["1.10", "1.20"], pa.float64()),
+        (["-0", "0"], pa.string()),
+        ([2**53 + 1, 0.5], pa.string()),
+        ([2**53, 0.5], pa.float64()),
         (["2024-01-01"], pa.string()),
     ],
 )
@@ -124,3 +129,9 @@ def test_dates_and_times_stay_what_they_are() -> None:
     times = typed_column(mixed)
     assert times.type == pa.timestamp("us", "UTC")
     assert [t.hour for t in times.to_pylist()] == [3, 1, 0]
+
+
+def test_the_first_and_the_last_day_there_is_do_not_stop_a_build() -> None:
+    east, west = timezone(timedelta(hours=2)), timezone(timedelta(hours=-2))
+    ends = [datetime(1, 1, 1, tzinfo=east), datetime(9999, 12, 31, 23, tzinfo=west)]
+    assert [t.year for t in typed_column(ends).to_pylist()] == [1, 9999]

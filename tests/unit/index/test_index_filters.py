@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hivlp.index.filter_masks import FilterMasks
+from hivlp.index.filter_masks import ENTRY_BYTES, FilterMasks
 from hivlp.index.filters import (
     MAX_CONDITIONS,
     MAX_DEPTH,
@@ -23,7 +23,13 @@ from hivlp.index.filters import (
     parse_date,
     parse_filter,
 )
-from hivlp.index.snapshot.coded import CodedColumn, coded_files, open_coded, write_coded
+from hivlp.index.snapshot.coded import (
+    CodedColumn,
+    code_column,
+    coded_files,
+    open_coded,
+    write_coded,
+)
 
 COLOURS = ("blue", "green", "red", "café", "")
 COUNT = 400
@@ -342,3 +348,54 @@ def test_as_many_rows_as_items_are_not_one_row_each(tmp_path: Path) -> None:
     assert masks.rows(blue, "text", np.array([0, 0, 2])).rows.tolist() == []
     assert masks.rows(blue, "image", np.arange(3)).rows.tolist() == [1]
     assert masks.rows(blue, "other", np.array([1, 1, 1])).rows.tolist() == [0, 1, 2]
+
+
+def test_many_different_filters_are_kept_within_the_bound(tmp_path: Path) -> None:
+    columns = {"c": code_column("c", pa.chunked_array([["red", "blue"] * 8]))}
+    masks = FilterMasks(columns, 16, kept_bytes=20_000)
+    for i in range(400):
+        asked = {"field": "c", "in": [f"{i}-{j}" for j in range(20)]}
+        masks.rows(parse_filter(asked), "image", np.arange(16))
+    assert len(masks._masks) <= 20_000 // ENTRY_BYTES
+    assert len(masks._bits) <= 20_000 // ENTRY_BYTES
+    assert all(len(key) == 16 for key in masks._bits), "a key is a hash, whatever was asked"
+
+
+def test_values_are_counted_over_the_whole_filter() -> None:
+    half = [{"field": "x", "in": list(range(MAX_VALUES // 2))}] * 2
+    parse_filter({"and": half})
+    with pytest.raises(FilterError) as refused:
+        parse_filter({"and": [*half, {"field": "y", "in": [1]}]})
+    assert refused.value.param == "filter.and.2.in"
+    assert refused.value.limit == MAX_VALUES
+
+
+@pytest.mark.parametrize(
+    "given_", [{f"k{i}" * 50: 1 for i in range(50_000)}, {"field": "x" * 10_000_000, "eq": 1}]
+)
+def test_an_error_does_not_repeat_all_that_was_sent(given_: Any) -> None:
+    with pytest.raises(FilterError) as refused:
+        parse_filter(given_)
+    assert len(refused.value.message) < 1_000
+
+
+def test_columns_of_many_chunks_are_coded_as_one(tmp_path: Path) -> None:
+    texts = pa.chunked_array([["b", None], ["a"], ["b", "c"]])
+    lists = pa.chunked_array([[["x"], []], [["y", "x"]], [None, ["y"]]], pa.list_(pa.string()))
+    many = pa.table({"t": texts, "l": lists})
+    write_coded(tmp_path, many, ("t", "l"))
+    masks = FilterMasks(open_coded(tmp_path, many, ("t", "l")), 5)
+    for asked, rows in (
+        ({"field": "t", "range": {"gte": "b"}}, [0, 3, 4]),
+        ({"field": "l", "eq": "y"}, [2, 4]),
+        ({"field": "l", "exists": False}, [1, 3]),
+    ):
+        assert masks.rows(parse_filter(asked), "image", np.arange(5)).rows.tolist() == rows
+
+
+def test_nanoseconds_and_other_zones_become_microseconds_of_utc() -> None:
+    moment = np.array(["2024-05-01T12:00:00.123456789", "NaT"], "datetime64[ns]")
+    column = code_column("t", pa.chunked_array([pa.array(moment)]))
+    masks = FilterMasks({"t": column}, 2)
+    late = parse_filter({"field": "t", "range": {"gt": "2024-05-01T13:59:59+02:00"}})
+    assert masks.rows(late, "image", np.arange(2)).rows.tolist() == [0]
