@@ -5,8 +5,9 @@ the queries (its mean less 1.645 standard errors) at the least cost. A cascade h
 Either the last exit walks the finest graph, entered at what level 1's graph found; or the exit
 before it walks the finest graph's links by its own level's prefixes, hidden behind the last stage
 of the encoder, and the last exit only scores again what that walk found. The cost is the time after
-the last exit; a millisecond before it counts `HIDDEN`. Recall is not taken to grow with the beam:
-with many entry rows it sometimes doesn't.
+the last exit, as far as the encoder's measured stages hide the walks before it, and a tenth of all
+walking, which other queries wait for. Recall is not taken to grow with the beam: with many entry
+rows it sometimes doesn't.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import numpy as np
 
 from hivlp.index.build.confidence import recall_lower, sure_recall
 from hivlp.index.build.directions import Direction
+from hivlp.index.build.observe import overlapped_ms
 from hivlp.index.build.widths import itself, share_found
 from hivlp.index.candidates import Candidates, RowArray
 from hivlp.index.cascade import PlanName
@@ -38,8 +40,12 @@ KEPT = (10, 15, 20, 30, 40, 64, 96, 128, 192, 256, 384, 512, 1_024)
 """Rows that the walk before the last exit hands on to be scored again."""
 SLOWER = 1.5
 """A ladder stops where a rung costs this much more than the best that reached the target."""
+BUSY = 0.1
+"""What a millisecond that hides behind the encoder costs: a core that others could use."""
 HIDDEN = 0.25
-"""What a millisecond behind the encoder costs: it hides only where a core is free."""
+"""The same where it isn't known how long the encoder's stages take."""
+Spent = tuple[tuple[int, float], ...]
+"""(level, milliseconds) of the walks before the last exit."""
 Variant = Literal["walked", "rescored"]
 
 
@@ -165,12 +171,12 @@ class _Trial:
     ) -> list[_Setting]:
         """The last exit walks: beam after beam, from level 1's rows or from a cold start."""
         cold = not early[0]
-        found, hidden = ([], 0.0) if cold else self._early(half, early)
+        found, hidden = ([], ()) if cold else self._early(half, early)
         entries = None if cold else [some.rows for some in found]
         tried: list[_Setting] = []
         for ef in self._beams():
             shares, times = self._run(half, entries, ef)
-            cost = 1e3 * median(times) + HIDDEN * hidden
+            cost = self._cost(hidden, 1e3 * median(times))
             efs = (ef,) if cold else (early[0], ef)
             keeps = () if cold else (min(early[1], self._size),)
             tried.append(_Setting(efs, keeps, float(shares.mean()), sure_recall(shares), cost))
@@ -193,7 +199,7 @@ class _Trial:
                 found, hidden = self._walks(half, efs, kept)
                 for keep in (keep for keep in KEPT if self.k <= keep <= ef):
                     shares, times = self._again(half, found, keep)
-                    cost = 1e3 * median(times) + HIDDEN * hidden
+                    cost = self._cost(hidden, 1e3 * median(times))
                     keeps = (*kept[:-1], min(keep, self._size))
                     mean = float(shares.mean())
                     tried.append(_Setting(efs, keeps, mean, sure_recall(shares), cost))
@@ -202,6 +208,15 @@ class _Trial:
                 if _too_dear(tried[-1].cost, [*before, *tried], target):
                     break
         return tried
+
+    def _cost(self, hidden: Spent, last_ms: float) -> float:
+        """Milliseconds after the last exit, and what the walks before it cost."""
+        walked = sum(milliseconds for _, milliseconds in hidden)
+        encode = self._direction.encode_ms
+        if not encode:
+            return last_ms + HIDDEN * walked
+        took = overlapped_ms(encode, [*hidden, (self._finest.level, last_ms)])
+        return took - sum(encode) + BUSY * walked
 
     def _most(self) -> int:
         """The widest beam worth a try: more would be an exhaustive search."""
@@ -212,23 +227,24 @@ class _Trial:
         beams = [ef for ef in BEAMS if self.k <= ef < self._size]
         return beams if beams and self._size > BEAMS[-1] else [*beams, self._size]
 
-    def _early(self, half: RowArray, early: tuple[int, int]) -> tuple[Answers, float]:
+    def _early(self, half: RowArray, early: tuple[int, int]) -> tuple[Answers, Spent]:
         """Level 1's rows for each query of a half, and median milliseconds."""
         queries = self._direction.queries[self._coarse.level][half]
-        return self._each(self._coarse, queries, early, None)
+        found, took = self._each(self._coarse, queries, early, None)
+        return found, ((self._coarse.level, took),)
 
     def _walks(
         self, half: RowArray, efs: Sequence[int], keeps: Sequence[int]
-    ) -> tuple[Answers, float]:
-        """What the walks before the last exit find, and the milliseconds of all of them."""
+    ) -> tuple[Answers, Spent]:
+        """What the walks before the last exit find, and the milliseconds of each."""
         assert self._before is not None
         if len(efs) == 1:
             return self._early(half, (efs[0], keeps[0]))
         entries, first = self._early(half, (efs[0], keeps[0]))
         queries = self._direction.queries[self._before.level][half]
         rows = [some.rows for some in entries]
-        found, second = self._each(self._before, queries, (efs[1], keeps[1]), rows)
-        return found, first + second
+        found, took = self._each(self._before, queries, (efs[1], keeps[1]), rows)
+        return found, (*first, (self._before.level, took))
 
     def _each(
         self,

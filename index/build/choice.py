@@ -230,7 +230,14 @@ def _sample(
     if queries is None or len(specs) < 2:
         return None
     rows = _some(side.rows, np.linspace(0, side.size - 1, min(count, side.size)).astype(np.int64))
-    direction = Direction(side.modality, "text", queries.outputs, rows, queries.held_out)
+    direction = Direction(
+        side.modality,
+        "text",
+        queries.outputs,
+        rows,
+        queries.held_out,
+        encode_ms=queries.encode_ms,
+    )
     return _Sample(direction, specs, gallery, target) if direction.halved else None
 
 
