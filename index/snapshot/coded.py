@@ -249,7 +249,7 @@ def _numbered(column: Any) -> tuple[Kind, Any, RowArray, RowArray]:
         )
     known = pc.is_valid(flat)
     if pa.types.is_floating(flat.type):
-        known = pc.and_(known, pc.invert(pc.fill_null(pc.is_nan(flat), fill_value=False)))
+        known = pc.and_(known, pc.invert(pc.is_nan(flat).fill_null(False)))
     there = known.to_numpy(zero_copy_only=False)
     coded = flat.filter(known).dictionary_encode()
     order = pc.sort_indices(coded.dictionary).to_numpy(zero_copy_only=False)
