@@ -35,7 +35,7 @@ from hivlp.index.snapshot.manifest import (
     WidthRecord,
     write_manifest,
 )
-from hivlp.index.snapshot.store import SnapshotStore
+from hivlp.index.snapshot.store import SnapshotStore, Staging
 from hivlp.models.artifact import file_record
 from hivlp.models.encoder import EncoderBatch, RgbImage
 from hivlp.models.levels import (
@@ -146,10 +146,51 @@ def write_snapshot(
 ) -> str:
     """Publish a nested snapshot of given unit vectors: item i is `i{i}`; returns its version."""
     levels = specs(dims)
+    faiss_levels = tuple(s.level for s in levels) if materialise else (1,)
+    items = _items(images, texts, text_items, captions, metadata)
+    cache_folder = store.home / "fakes" / str(len(store.versions(name)))
+    with EmbeddingCache(cache_folder, SPACE, dims[-1]) as cache, store.stage(name) as staging:
+        for mark, vectors in ((b"i%d", images), (b"t%d", texts)):
+            if vectors is not None:
+                cache.put([mark % i for i in range(len(vectors))], vectors)
+        write_catalogue(staging.path, items)
+        sides = {}
+        for side in layout.SIDES:
+            built = write_side(staging.path, side, items, cache, levels, "nested", rows_type)
+            if built is not None:
+                gate.check_side(built, items)
+                codec = codec_for(level1, built.size)
+                maskable = maskable_beside(codec, must)
+                write_faiss(staging.path, built, faiss_levels, codec, maskable)
+                sides[side] = SideRecord(
+                    rows=built.size,
+                    max_rows_per_item=int(np.bincount(built.row_items).max()),
+                    faiss_levels=faiss_levels,
+                    family=family,
+                    level1=codec,
+                    rows_type=rows_type,
+                    graph_levels=write_graphs(staging.path, built) if family == "graph" else (),
+                    maskable=maskable,
+                )
+        given = {"widths": tuple(widths), "exits": tuple(exits), "paces": tuple(paces)}
+        manifest = _manifest(staging, sides, levels, len(items)).model_copy(update=given)
+        write_manifest(staging.path, manifest)
+        store.publish(staging, activate=activate)
+    return staging.version
+
+
+def _items(
+    images: FloatArray | None,
+    texts: FloatArray | None,
+    text_items: Sequence[int],
+    captions: Sequence[str] | None,
+    metadata: Sequence[dict[str, Any]] | None,
+) -> list[EncodedItem]:
+    """Items with a picture each, where there are pictures, and the texts that `text_items` name."""
     given_texts = () if texts is None else tuple(range(len(texts)))
     words = captions or [f"text {t}" for t in given_texts]
     count = max(0 if images is None else len(images), max(text_items, default=-1) + 1)
-    items = [
+    return [
         EncodedItem(
             id=f"i{i}",
             image=f"{i}.png" if images is not None else None,
@@ -160,60 +201,29 @@ def write_snapshot(
         )
         for i in range(count)
     ]
-    with (
-        EmbeddingCache(store.home / "fakes" / str(len(store.versions(name))), SPACE, dims[-1]) as c,
-        store.stage(name) as staging,
-    ):
-        for mark, vectors in ((b"i%d", images), (b"t%d", texts)):
-            if vectors is not None:
-                c.put([mark % i for i in range(len(vectors))], vectors)
-        write_catalogue(staging.path, items)
-        sides = {}
-        faiss_levels = tuple(s.level for s in levels) if materialise else (1,)
-        for side in layout.SIDES:
-            built = write_side(staging.path, side, items, c, levels, "nested", rows_type)
-            if built is not None:
-                gate.check_side(built, items)
-                codec = codec_for(level1, built.size)
-                maskable = maskable_beside(codec, must)
-                write_faiss(staging.path, built, faiss_levels, codec, maskable)
-                graphs = write_graphs(staging.path, built) if family == "graph" else ()
-                most = int(np.bincount(built.row_items).max())
-                sides[side] = SideRecord(
-                    rows=built.size,
-                    max_rows_per_item=most,
-                    faiss_levels=faiss_levels,
-                    family=family,
-                    level1=codec,
-                    rows_type=rows_type,
-                    graph_levels=graphs,
-                    maskable=maskable,
-                )
-        files = sorted(path for path in staging.path.rglob("*") if path.is_file())
-        manifest = SnapshotManifest(
-            index=name,
-            version=staging.version,
-            created_at="2024-01-01T00:00:00+00:00",
-            items=count,
-            sides=sides,
-            levels=tuple(
-                LevelRecord(level=s.level, exit_layer=s.exit_layer, dim=s.dim) for s in levels
-            ),
-            gallery="nested",
-            gallery_space=SPACE,
-            query_encoder="6" * 64,
-            model="fake",
-            artifact="nowhere",
-            faiss_version="none",
-            corpus=CorpusRecord(kind="folder", root="nowhere", source="nowhere", failures=0),
-            build=BuildRecord(
-                batch_size=1, max_failures=0.0, materialise=materialise, sample=0, target=0.99
-            ),
-            widths=tuple(widths),
-            exits=tuple(exits),
-            paces=tuple(paces),
-            files={f.relative_to(staging.path).as_posix(): file_record(f) for f in files},
-        )
-        write_manifest(staging.path, manifest)
-        store.publish(staging, activate=activate)
-    return staging.version
+
+
+def _manifest(
+    staging: Staging, sides: dict[Modality, SideRecord], levels: Sequence[LevelSpec], count: int
+) -> SnapshotManifest:
+    """The manifest of what was written, nothing measured."""
+    files = sorted(path for path in staging.path.rglob("*") if path.is_file())
+    return SnapshotManifest(
+        index=staging.index,
+        version=staging.version,
+        created_at="2024-01-01T00:00:00+00:00",
+        items=count,
+        sides=sides,
+        levels=tuple(
+            LevelRecord(level=s.level, exit_layer=s.exit_layer, dim=s.dim) for s in levels
+        ),
+        gallery="nested",
+        gallery_space=SPACE,
+        query_encoder="6" * 64,
+        model="fake",
+        artifact="nowhere",
+        faiss_version="none",
+        corpus=CorpusRecord(kind="folder", root="nowhere", source="nowhere", failures=0),
+        build=BuildRecord(batch_size=1, max_failures=0.0, materialise=False, sample=0, target=0.99),
+        files={f.relative_to(staging.path).as_posix(): file_record(f) for f in files},
+    )
