@@ -72,7 +72,7 @@ def evaluate(snapshot: Snapshot, model: Model, settings: EvaluationSettings) -> 
     model.check_fits(manifest.gallery_space)
     groups = _groups(snapshot, settings.group)
     queries, unread = sample_queries(snapshot, model, settings.sample)
-    searcher = LocalSearcher(snapshot)
+    searcher = LocalSearcher(snapshot, model.query_encoder)
     reports = []
     for query, searched in DIRECTIONS:
         given = queries.get(query)

@@ -38,9 +38,10 @@ class SearchTimes:
 def print_search(given: argparse.Namespace, store: SnapshotStore, artifact: Path) -> int:
     """Search and print. Raises HivlpError for whatever can't be searched."""
     began = time.perf_counter()
-    searcher = LocalSearcher(store.open(given.index, given.version))
+    snapshot = store.open(given.index, given.version)
     model = Model.load(artifact, threads=given.threads)
-    model.check_fits(searcher.info.gallery_space)
+    model.check_fits(snapshot.manifest.gallery_space)
+    searcher = LocalSearcher(snapshot, model.query_encoder)
     opened = time.perf_counter()
     outputs = _encode(model, given)
     encoded = time.perf_counter()

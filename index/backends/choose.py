@@ -21,7 +21,6 @@ Chosen = Literal["faiss-cpu", "faiss-gpu", "numpy"]
 besides, `numpy` uses the rows alone."""
 Backend = Literal["auto", "faiss-cpu", "faiss-gpu", "numpy"]
 """`auto` is the GPU where faiss sees one, else the CPU."""
-BACKENDS: tuple[Backend, ...] = ("auto", "faiss-cpu", "faiss-gpu", "numpy")
 
 
 def choose_backend(asked: Backend) -> Chosen:

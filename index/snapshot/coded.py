@@ -131,10 +131,6 @@ class CodedColumn:
         return found
 
 
-def _own(value: Any) -> Any:
-    return value
-
-
 def _text_key(value: Any) -> bytes:
     return str(value.as_py()).encode()
 
