@@ -20,7 +20,7 @@ from hivlp.index.plans import WidthKey, WidthPoint
 from hivlp.models.artifact import UNSEALED, FileRecord, broken_seal, sealed_json
 from hivlp.models.levels import GalleryKind, LevelSpec, Modality
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 MANIFEST_NAME = "manifest.json"
 
 
@@ -220,7 +220,7 @@ class SnapshotManifest(_Part):
     codes but flat ones, no graphs and no fp16 rows.
     """
 
-    format_version: Literal[1, 2, 3] = 3
+    format_version: Literal[1, 2, 3, 4] = 4
     seal: str = Field(default=UNSEALED, pattern=r"^[0-9a-f]{64}$")
     index: str
     version: str
