@@ -111,14 +111,12 @@ def run_stage(
 ) -> list[Candidates]:
     """One stage for n queries ((n, dim of stage.level) float32): n Candidates of at most `keep`.
 
-    `graphs` are the levels that graph stages walk; `mask` says which rows a first scan may find.
-    What it finds is all that later stages re-score. Raises PlanError for a graph under a mask.
+    `graphs` are the levels that graph stages walk; `mask` says which rows a scan or a walk may
+    find. What a scan finds is all that later stages re-score.
     """
     if stage.method == "graph":
-        if mask is not None:
-            raise PlanError("a graph can't be searched under a filter: scan first")
         entry_rows = [found.rows for found in previous] if previous is not None else None
-        return graphs[stage.level].search(queries, stage.keep, stage.params, entry_rows, None)
+        return graphs[stage.level].search(queries, stage.keep, stage.params, entry_rows, mask)
     level = levels[stage.level]
     if stage.method == "rescore":
         assert previous is not None, "a re-score needs what the stage before found"

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Hashable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -45,17 +46,24 @@ class FilterMasks:
             kept_bytes, lambda mask: mask.bits.nbytes + mask.allowed.nbytes + ENTRY_BYTES
         )
 
-    def rows(self, expression: Expression, side: str, row_items: RowArray) -> RowMask:
+    def rows(
+        self,
+        expression: Expression,
+        side: str,
+        row_items: RowArray,
+        absent: Mapping[str, CodedColumn] = MappingProxyType({}),
+    ) -> RowMask:
         """Which rows of a side belong to items that the expression allows.
 
-        `row_items` (N,) are the items of the side's rows, ascending. Raises FilterError.
+        `row_items` (N,) are the items of the side's rows, ascending. `absent` are columns that
+        none of these items has a value of, though others may. Raises FilterError.
         """
         key = (side, expression.key)
         with self._lock:
             kept = self._masks.get(key)
         if kept is not None:
             return kept
-        bits = self._evaluated(expression)
+        bits = self._evaluated(expression, absent)
         allowed = np.unpackbits(bits, count=self._items, bitorder="little").view(np.bool_)
         mask = RowMask.of(allowed if self._one_each(side, row_items) else allowed.take(row_items))
         self._keep(self._masks, key, mask)
@@ -69,14 +77,14 @@ class FilterMasks:
             known = self._plain[side] = same and bool((np.diff(row_items) == 1).all())
         return known
 
-    def _evaluated(self, expression: Expression) -> BitArray:
+    def _evaluated(self, expression: Expression, absent: Mapping[str, CodedColumn]) -> BitArray:
         """Items as packed bits; those beyond the last item are meaningless."""
         if isinstance(expression, Condition):
-            return self._condition(expression)
-        return self._combined(expression)
+            return self._condition(expression, absent)
+        return self._combined(expression, absent)
 
-    def _combined(self, expression: Combined) -> BitArray:
-        first, *others = (self._evaluated(part) for part in expression.parts)
+    def _combined(self, expression: Combined, absent: Mapping[str, CodedColumn]) -> BitArray:
+        first, *others = (self._evaluated(part, absent) for part in expression.parts)
         if expression.how == "not":
             return ~first
         together = np.bitwise_and if expression.how == "and" else np.bitwise_or
@@ -84,12 +92,12 @@ class FilterMasks:
             first = together(first, bits)
         return first
 
-    def _condition(self, condition: Condition) -> BitArray:
+    def _condition(self, condition: Condition, absent: Mapping[str, CodedColumn]) -> BitArray:
         with self._lock:
             kept = self._bits.get(condition.key)
         if kept is not None:
             return kept
-        column = self._columns.get(condition.field)
+        column = self._columns.get(condition.field) or absent.get(condition.field)
         if column is None:
             raise FilterError(condition.place, self._unknown(condition.field))
         bits = np.packbits(column.mask(condition), bitorder="little")

@@ -13,7 +13,7 @@ from hivlp.index.cascade import Plan, PlanRequest, Stage, run_stage
 from hivlp.index.errors import NoSuchItem
 from hivlp.index.filters import Expression
 from hivlp.index.level_index import LevelIndex
-from hivlp.index.masks import RowMask
+from hivlp.index.masks import Mask, RowMask
 from hivlp.index.plans import make_plan
 from hivlp.index.searcher import FoundItem, SnapshotInfo
 from hivlp.index.snapshot.snapshot import Side, Snapshot
@@ -55,15 +55,26 @@ class LocalSearcher:
         few rows are scored at the finest level at once.
         """
         side = self._side(request.searched)
+        needed = side.rows_needed(request.need) if side and request.need > 0 else None
+        return self.plan_over(request, side.size if side else 0, needed, allowed=allowed)
+
+    def plan_over(
+        self, request: PlanRequest, rows: int, needed: int | None, *, allowed: int | None = None
+    ) -> Plan:
+        """As `plan`, for a search of `rows` rows in all, of which the side's own are a part.
+
+        `needed` of the best are sure to hold `request.need` items. Raises PlanError.
+        """
+        side = self._side(request.searched)
         direction = (request.searched, request.query)
         masked = allowed is not None
         return make_plan(
             request,
             self._info.levels,
             self._widths,
-            side.size if side else 0,
+            rows,
             gallery=self._info.gallery,
-            rows_needed=side.rows_needed(request.need) if side and request.need > 0 else None,
+            rows_needed=needed,
             graphs=self._beams if side and side.graphs and not masked else None,
             auto=self._auto.get(direction, "cascade"),
             # Under a mask the scores mean something else: what was measured doesn't hold there.
@@ -84,11 +95,12 @@ class LocalSearcher:
         queries: FloatArray,
         previous: Sequence[Candidates] | None,
         *,
-        mask: RowMask | None = None,
+        mask: Mask | None = None,
     ) -> list[Candidates]:
         """Run one stage for n queries, (n, dim of stage.level) float32.
 
-        `mask` says which rows the first stage may find (None: all); the plan must be a masked one.
+        `mask` says which rows the first stage may find, and every walk of a graph (None: all). A
+        mask that hides much needs a plan that was made for it.
         Where level 1's codes take no mask, its second codes are searched, or, in an index that has
         none, the rows they stand for: exactly, and slower.
         A side without rows finds nothing. Raises InputError for NaN, Inf or a wrong shape.
@@ -96,8 +108,10 @@ class LocalSearcher:
         side = self._side(searched)
         if side is None:
             return [Candidates.none() for _ in queries]
+        assert mask is None or isinstance(mask, RowMask), type(mask)
         levels = side.levels
-        if mask is not None and not levels[stage.level].capabilities.mask:
+        scans = stage.method == "scan"
+        if mask is not None and scans and not levels[stage.level].capabilities.mask:
             levels = {**levels, stage.level: _maskable(side, stage.level)}
         return run_stage(levels, stage, queries, previous, graphs=side.graphs, mask=mask)
 
@@ -106,15 +120,41 @@ class LocalSearcher:
         side = self._side(searched)
         if side is None or not len(found):
             return []
-        ordinals = side.row_items.take(found.rows)
+        ordinals = self.ordinals(searched, found.rows)
         first = np.sort(np.unique(ordinals, return_index=True)[1])[offset : offset + k]
         ids = self.snapshot.catalogue.ids(ordinals[first])
         rows = found.rows[first].tolist()
         scores = found.scores[first].tolist()
         return [
-            FoundItem(item_id, row, score, _text(side, row))
+            FoundItem(item_id, row, score, self.text(searched, row))
             for item_id, row, score in zip(ids, rows, scores, strict=True)
         ]
+
+    def ordinals(self, searched: Modality, rows: RowArray) -> RowArray:
+        """The items of given rows, by their place in the catalogue."""
+        side = self._side(searched)
+        return rows[:0] if side is None else side.row_items.take(rows)
+
+    def text(self, searched: Modality, row: int) -> str | None:
+        """The text of a row; None on the image side."""
+        side = self._side(searched)
+        return None if side is None or side.texts is None else str(side.texts[row].as_py())
+
+    def takes_mask(self, searched: Modality, stage: Stage) -> bool:
+        """Whether what a stage searches takes a mask itself, without another index beside it."""
+        side = self._side(searched)
+        if side is None:
+            return True
+        levels = side.graphs if stage.method == "graph" else side.levels
+        return levels[stage.level].capabilities.mask
+
+    def most_rows(self, searched: Modality, items: int) -> RowArray:
+        """Rows of the `items` items that have the most, most first."""
+        side = self._side(searched)
+        if side is None or items < 1:
+            return np.empty(0, np.int64)
+        head = side.rows_for_items[: items + 1]
+        return np.diff(head if len(head) > items else np.append(head, side.size + 1))
 
     def row_of(self, item_id: str, modality: Modality) -> int:
         """First row of an item. Raises NoSuchItem where it has none of this modality."""
@@ -158,10 +198,6 @@ def _maskable(side: Side, level: int) -> LevelIndex:
     if level == 1 and side.maskable is not None:
         return side.maskable
     return open_level(level, side.rows[level], None, "numpy")
-
-
-def _text(side: Side, row: int) -> str | None:
-    return None if side.texts is None else str(side.texts[row].as_py())
 
 
 def _info(snapshot: Snapshot) -> SnapshotInfo:

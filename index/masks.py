@@ -7,6 +7,7 @@ level.search(queries, k, params, None, mask)
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +16,18 @@ from hivlp.index.candidates import RowArray
 
 BoolArray = npt.NDArray[np.bool_]
 BitArray = npt.NDArray[np.uint8]
+
+
+class Mask(Protocol):
+    """Which rows of a side may be found, as the searcher that made it keeps that."""
+
+    @property
+    def size(self) -> int:
+        """Number of rows, allowed or not."""
+
+    @property
+    def count(self) -> int:
+        """Number of rows allowed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ from hivlp.index.cascade import Plan, PlanName, PlanRequest, Stage
 from hivlp.index.early_exit import DEPTH, ExitRule
 from hivlp.index.errors import PlanError
 from hivlp.index.level_index import SearchParams
-from hivlp.index.masks import RowMask
+from hivlp.index.masks import Mask
 from hivlp.index.searcher import Searcher
 from hivlp.models.levels import FloatArray, GalleryKind, LevelSpec, Modality, nested_prefix
 
@@ -181,7 +181,7 @@ def run_early(
     searched: Modality,
     plan: Plan,
     outputs: Mapping[int, FloatArray],
-    mask: RowMask | None = None,
+    mask: Mask | None = None,
     seen: Callable[[Candidates], Candidates] = lambda found: found,
 ) -> tuple[Candidates, int]:
     """Run a plan for one fully encoded query, stopping where it may: what was found, and the level.

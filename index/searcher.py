@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from hivlp.index.candidates import Candidates, RowArray
 from hivlp.index.cascade import Plan, PlanRequest, Stage
 from hivlp.index.filters import Expression
-from hivlp.index.masks import RowMask
+from hivlp.index.masks import Mask
 from hivlp.models.levels import FloatArray, GalleryKind, LevelSpec, Modality
 
 
@@ -56,7 +56,7 @@ class Searcher(Protocol):
         so the plan begins with a scan; None: there is no mask.
         """
 
-    def mask(self, searched: Modality, expression: Expression) -> RowMask:
+    def mask(self, searched: Modality, expression: Expression) -> Mask:
         """The rows of a side whose items a filter allows. Raises FilterError."""
 
     def step(
@@ -66,7 +66,7 @@ class Searcher(Protocol):
         queries: FloatArray,
         previous: Sequence[Candidates] | None,
         *,
-        mask: RowMask | None = None,
+        mask: Mask | None = None,
     ) -> list[Candidates]:
         """Run one stage for n queries; `previous` is what the stage before returned, None at first.
 

@@ -19,7 +19,7 @@ from queue import SimpleQueue
 
 from hivlp.index.candidates import Candidates
 from hivlp.index.cascade import Plan, Stage
-from hivlp.index.masks import RowMask
+from hivlp.index.masks import Mask
 from hivlp.index.searcher import Searcher
 from hivlp.models.levels import EarlyOutput, FloatArray, Modality, nested_prefix
 from hivlp.service.timeline import Timeline
@@ -104,7 +104,7 @@ def run_plan(
     searched: Modality,
     outputs: Iterator[EarlyOutput],
     timeline: Timeline,
-    mask: RowMask | None = None,
+    mask: Mask | None = None,
 ) -> Found:
     """Each stage as soon as the output that it queries with is there, stopping where it may.
 

@@ -14,7 +14,7 @@ import numpy as np
 from hivlp.index.cascade import Plan, PlanName, PlanRequest
 from hivlp.index.errors import PlanError
 from hivlp.index.filters import parse_filter
-from hivlp.index.masks import RowMask
+from hivlp.index.masks import Mask
 from hivlp.index.searcher import FoundItem, Searcher
 from hivlp.models.levels import EarlyOutput, Modality
 from hivlp.service.overlap import Found, early_outputs, levels_wanted, run_plan
@@ -63,7 +63,7 @@ def _check_side(searcher: Searcher, searched: Modality) -> None:
         raise PlanError(message, param="modality")
 
 
-def _mask(options: SearchOptions, setting: Setting) -> RowMask | None:
+def _mask(options: SearchOptions, setting: Setting) -> Mask | None:
     """The rows that a filter allows, or None without one. Raises FilterError."""
     if options.filter is None:
         return None
@@ -78,7 +78,7 @@ def _plan(
     options: SearchOptions,
     setting: Setting,
     opened: Opened,
-    mask: RowMask | None,
+    mask: Mask | None,
 ) -> Plan:
     if options.early_exit and not query.encodes:
         message = f"early_exit: a search by {query.kind} encodes nothing, so nothing can be saved"

@@ -11,6 +11,7 @@ prefixes of its rows, at no cost in memory, while the encoder's last stage still
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,8 @@ DEFAULT_EF = 128
 SMALL = 1_000
 """Up to so many rows an exhaustive search is as fast, and exact."""
 CHUNK = 10_000
+MOSTLY = 0.75
+WIDENED = (1, 4, 16)
 _NOBODY = faiss.IndexFlatIP(1)
 """Lends its empty owner to views of memory that is numpy's: faiss must not free it."""
 ONE_BY_ONE = 1
@@ -39,7 +42,7 @@ ONE_BY_ONE = 1
 
 CAPABILITIES = Capabilities(
     methods=frozenset({"graph", "rescore"}),
-    mask=False,
+    mask=True,
     entry_rows=True,
     max_k=None,
     exact=False,
@@ -51,7 +54,9 @@ class GraphLevel:
     """A `LevelIndex` over an HNSW graph; rows found are scored and ranked by the kernel.
 
     Where the beam is as wide as the level, or the graph can't reach k rows (equal rows crowd each
-    other out), the level is searched exhaustively: min(k, size) rows always come back.
+    other out), the level is searched exhaustively: min(k, rows allowed) rows always come back.
+    A mask is meant to hide few rows, such as deleted ones: hidden rows are walked through and left
+    out of what is found, and where they crowd a query's neighbourhood its beam is widened.
     """
 
     def __init__(
@@ -87,7 +92,7 @@ class GraphLevel:
 
     @property
     def capabilities(self) -> Capabilities:
-        """Graph search with entry rows, and re-score; no mask."""
+        """Graph search with entry rows, under a mask of most rows, and re-score."""
         return CAPABILITIES
 
     def search(
@@ -98,20 +103,21 @@ class GraphLevel:
         entry_rows: Sequence[RowArray] | None,
         mask: RowMask | None,
     ) -> list[Candidates]:
-        """About the best min(k, size) rows of each query (n, dim), unique, best first.
+        """About the best min(k, rows allowed) rows of each query (n, dim), unique, best first.
 
         Raises InputError for NaN, Inf or a wrong shape.
         """
         assert k >= 1, k
-        assert mask is None, "a graph takes no mask: scan under a filter"
         checked = check_queries(queries, self.dim)
         ef = max(params.ef or DEFAULT_EF, k)
-        if ef >= self.size or self.size <= SMALL:
-            return [best_rows(self._rows, query, k) for query in checked]
         one_thread()
         entries = [None] * len(checked) if entry_rows is None else entry_rows
+        walk = self._walk if mask is None else partial(self._walk_masked, mask=mask)
         return [
-            self._walk(query, k, ef, entry) for query, entry in zip(checked, entries, strict=True)
+            best_rows(self._rows, query, k, mask)
+            if ef >= self.size or self.size <= SMALL
+            else walk(query, k, ef, entry)
+            for query, entry in zip(checked, entries, strict=True)
         ]
 
     def score(self, queries: FloatArray, rows: Sequence[RowArray]) -> list[Candidates]:
@@ -120,15 +126,35 @@ class GraphLevel:
 
     def _walk(self, query: FloatArray, k: int, ef: int, entry: RowArray | None) -> Candidates:
         fetch = ef if self._coarse else min(ef, k + SLACK)
+        real = self._reached(query, fetch, ef, entry)
+        if len(real) < k:
+            return best_rows(self._rows, query, k)
+        return Candidates.ranked(real, self._rows.score(query, real), k)
+
+    def _walk_masked(
+        self, query: FloatArray, k: int, ef: int, entry: RowArray | None, mask: RowMask
+    ) -> Candidates:
+        """The whole beam, hidden rows left out: at least MOSTLY of it must be rows allowed.
+
+        Else the beam is widened, up to 16 times; beyond, the rows allowed are scored one by
+        one, as for a query whose neighbourhood was deleted.
+        """
+        for times in WIDENED:
+            beam = min(ef * times, self.size)
+            real = self._reached(query, beam, beam, entry)
+            able = real[mask.allowed[real]]
+            if len(able) >= max(k, MOSTLY * len(real), MOSTLY * ef):
+                return Candidates.ranked(able, self._rows.score(query, able), k)
+        return best_rows(self._rows, query, k, mask)
+
+    def _reached(self, query: FloatArray, fetch: int, ef: int, entry: RowArray | None) -> RowArray:
+        """Up to `fetch` different rows that a walk with a beam of `ef` found."""
         params = faiss.SearchParametersHNSW(efSearch=ef)
         if entry is None or not len(entry):
             found = self._index.search(query[None], fetch, params=params)[1][0]
         else:
             found = self._enter(query, fetch, params, entry)
-        real = np.unique(found[found >= 0])
-        if len(real) < k:
-            return best_rows(self._rows, query, k)
-        return Candidates.ranked(real, self._rows.score(query, real), k)
+        return np.unique(found[found >= 0])
 
     def _enter(self, query: FloatArray, fetch: int, params: Any, entry: RowArray) -> RowArray:
         """Search the ground level from given rows: (fetch,) int64, -1 where nothing was found.

@@ -168,6 +168,7 @@ def _calibrate(
                 "retrieval": _renewed(old.retrieval, measured.retrieval, replaced),
                 "paces": _renewed(old.paces if same else (), measured.paces, replaced),
                 "calibrated_from": old.version,
+                "amended_from": None,
             }
         )
         write_manifest(staging.path, manifest)

@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from hivlp.index.candidates import RowArray
 from hivlp.index.errors import NoSuchItem, PlanError
+from hivlp.index.snapshot import layout
 
 HashArray = npt.NDArray[np.uint64]
 ID, IMAGE = "id", "image"
@@ -54,6 +55,26 @@ class Catalogue:
                 return ordinal
             place += 1
         raise NoSuchItem(item_id)
+
+    def holds(self, item_id: str) -> bool:
+        """Whether an item has this id."""
+        try:
+            self.ordinal(item_id)
+        except NoSuchItem:
+            return False
+        return True
+
+    def known(self, item_ids: Sequence[str], hashes: HashArray) -> RowArray:
+        """Ordinals of those of some ids that it holds, unordered; `hashes` are theirs, (n,)."""
+        begins = np.searchsorted(self._hashes, hashes, side="left")
+        ends = np.searchsorted(self._hashes, hashes, side="right")
+        found = [
+            int(self._ordinals[place])
+            for i in np.flatnonzero(ends > begins).tolist()
+            for place in range(int(begins[i]), int(ends[i]))
+            if self._ids[int(self._ordinals[place])].as_py() == item_ids[i]
+        ]
+        return np.array(found, dtype=np.int64)
 
     def ids(self, ordinals: RowArray) -> list[str]:
         """Ids at given positions."""
@@ -105,6 +126,15 @@ def id_index(ids: Sequence[str]) -> tuple[HashArray, RowArray]:
     hashes = np.fromiter((id_hash(item_id) for item_id in ids), dtype=np.uint64, count=len(ids))
     order = np.argsort(hashes, kind="stable").astype(np.int64)
     return hashes[order], order
+
+
+def open_catalogue(folder: Path) -> Catalogue:
+    """A snapshot's items, mapped. Raises OSError, ValueError, pyarrow.ArrowInvalid."""
+    hashes, ordinals = (
+        np.load(folder / name, mmap_mode="r", allow_pickle=False).view(np.ndarray)
+        for name in (layout.ITEM_HASHES, layout.ITEM_ORDINALS)
+    )
+    return Catalogue(open_table(folder / layout.ITEMS), hashes, ordinals)
 
 
 def open_table(path: Path) -> Any:

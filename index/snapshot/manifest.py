@@ -213,6 +213,40 @@ class BuildRecord(_Part):
     build_threads: int = 1
 
 
+class SegmentRecord(_Part):
+    """One file of changes: from which sequence number to which, and how many of each kind."""
+
+    file: str
+    first: int = Field(ge=1)
+    last: int = Field(ge=1)
+    upserts: int = Field(ge=0)
+    deletes: int = Field(ge=0)
+
+
+class ChangesRecord(_Part):
+    """Items that came or went beside what was built. Since format 4.
+
+    `since` is the version that was built; changes up to the sequence number `folded` are in its
+    levels, and are kept so that the next build from the same corpus knows of them. `columns` are
+    metadata columns that only changed items have, by kind.
+    """
+
+    since: str
+    folded: int = Field(default=0, ge=0)
+    segments: tuple[SegmentRecord, ...]
+    columns: dict[str, str] = {}
+
+    @property
+    def last(self) -> int:
+        """The sequence number of the last change."""
+        return max([self.folded, *(segment.last for segment in self.segments)])
+
+    @property
+    def pending(self) -> tuple[SegmentRecord, ...]:
+        """The segments that are searched beside the levels."""
+        return tuple(segment for segment in self.segments if segment.last > self.folded)
+
+
 class SnapshotManifest(_Part):
     """Everything needed to open, check and search one version of an index.
 
@@ -244,7 +278,14 @@ class SnapshotManifest(_Part):
     retrieval: tuple[RetrievalRecord, ...] = ()
     paces: tuple[PaceRecord, ...] = ()
     gate: dict[str, float] = {}
+    changes: ChangesRecord | None = None
+    amended_from: str | None = None
     files: dict[str, FileRecord]
+
+    @property
+    def built_files(self) -> dict[str, FileRecord]:
+        """The files of what was built: all but the changes."""
+        return {name: own for name, own in self.files.items() if not name.startswith("changes/")}
 
     @property
     def specs(self) -> tuple[LevelSpec, ...]:

@@ -14,6 +14,7 @@ import tokenize
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, cast
 
 import numpy as np
@@ -35,8 +36,15 @@ from hivlp.index.filter_masks import FilterMasks
 from hivlp.index.level_index import LevelIndex
 from hivlp.index.snapshot import layout
 from hivlp.index.snapshot.catalogue import Catalogue, HashArray, open_table
+from hivlp.index.snapshot.changes import Segment, Shape, open_segment
 from hivlp.index.snapshot.coded import FOLDER, code_column, coded_files, open_coded
-from hivlp.index.snapshot.manifest import MANIFEST_NAME, SnapshotManifest, read_manifest
+from hivlp.index.snapshot.delta import Delta
+from hivlp.index.snapshot.manifest import (
+    MANIFEST_NAME,
+    SegmentRecord,
+    SnapshotManifest,
+    read_manifest,
+)
 from hivlp.models.artifact import file_record
 from hivlp.models.levels import FloatArray, Modality
 
@@ -82,9 +90,11 @@ class Snapshot:
         catalogue: Catalogue,
         sides: Mapping[Modality, Side],
         filters: FilterMasks,
+        delta: Delta | None = None,
     ) -> None:
         self.path = path
         self.manifest = manifest
+        self.delta = delta
         self._filters: FilterMasks | None = filters
         self._catalogue: Catalogue | None = catalogue
         self._sides: Mapping[Modality, Side] | None = sides
@@ -97,16 +107,25 @@ class Snapshot:
         *,
         backend: Backend = "faiss-cpu",
         hash_up_to_bytes: int | None = None,
+        like: Snapshot | None = None,
     ) -> Snapshot:
         """Verify and open the version in `path`.
 
-        Files larger than `hash_up_to_bytes` are checked by size alone (None: all are hashed), but
-        for tables: a changed byte in one can end the process that reads it.
+        Where the open snapshot `like` has the same built files, by their hashes, its levels and
+        tables are shared: only changes are opened, in milliseconds. Files larger than
+        `hash_up_to_bytes` are checked by size alone (None: all are hashed), but for tables: a
+        changed byte in one can end the process that reads it.
         Raises SnapshotCorrupt naming the first file that is missing, changed or unexpected;
         NoDevice and MissingExtra for a backend that isn't there, DeviceFailed for a GPU that can't
         take it (`auto` falls back to the CPU then).
         """
         manifest = read_manifest(path, index, version)
+        if (
+            like is not None
+            and not like.closed
+            and like.manifest.built_files == manifest.built_files
+        ):
+            return _like(path, manifest, like)
         check_files(path, manifest, hash_up_to_bytes)
         opener = _Opener(path, manifest, choose_backend(backend))
         try:
@@ -118,7 +137,8 @@ class Snapshot:
             opener = _Opener(path, manifest, "faiss-cpu")
             sides = opener.sides()
         catalogue = opener.catalogue()
-        return Snapshot(path, manifest, catalogue, sides, opener.filters(catalogue))
+        delta = opener.delta(catalogue, sides)
+        return Snapshot(path, manifest, catalogue, sides, opener.filters(catalogue), delta)
 
     @property
     def catalogue(self) -> Catalogue:
@@ -148,10 +168,37 @@ class Snapshot:
         self._sides = None
         self._catalogue = None
         self._filters = None
+        self.delta = None
 
 
-def check_files(path: Path, manifest: SnapshotManifest, hash_up_to_bytes: int | None) -> None:
-    """Compare a folder with its manifest. Raises SnapshotCorrupt naming the first difference."""
+def _same_built(other: Snapshot, manifest: SnapshotManifest) -> bool:
+    return not other.closed and other.manifest.built_files == manifest.built_files
+
+
+def _like(path: Path, manifest: SnapshotManifest, other: Snapshot) -> Snapshot:
+    """The version in `path`, sharing all that was built with an open one."""
+    check_files(path, manifest, None, unread=frozenset(other.manifest.built_files))
+    opener = _Opener(path, manifest, "numpy")
+    same = {
+        segment.name: segment
+        for segment in (other.delta.segments if other.delta else ())
+        if manifest.files.get(segment.name) == other.manifest.files[segment.name]
+    }
+    delta = opener.delta(other.catalogue, other.sides, same)
+    return Snapshot(path, manifest, other.catalogue, other.sides, other.filters, delta)
+
+
+def check_files(
+    path: Path,
+    manifest: SnapshotManifest,
+    hash_up_to_bytes: int | None,
+    unread: frozenset[str] = frozenset(),
+) -> None:
+    """Compare a folder with its manifest. Raises SnapshotCorrupt naming the first difference.
+
+    Files larger than `hash_up_to_bytes` (None: no limit), and those of `unread`, are compared by
+    their size alone.
+    """
     present = {
         str(file.relative_to(path))
         for file in path.rglob("*")
@@ -165,6 +212,8 @@ def check_files(path: Path, manifest: SnapshotManifest, hash_up_to_bytes: int | 
             reason = "missing"
         elif (size := (path / name).stat().st_size) != record.size_bytes:
             reason = f"{size} bytes, the manifest says {record.size_bytes}"
+        elif name in unread:
+            continue
         elif _is_hashed(name, size, hash_up_to_bytes) and file_record(path / name) != record:
             reason = "its sha256 differs from the manifest"
         if reason is not None:
@@ -205,6 +254,35 @@ class _Opener:
         except (OSError, ValueError, pa.ArrowInvalid) as error:
             raise self._corrupt(FOLDER, str(error)) from error
         return FilterMasks(columns, self._manifest.items)
+
+    def delta(
+        self,
+        catalogue: Catalogue,
+        sides: Mapping[Modality, Side],
+        opened: Mapping[str, Segment] = MappingProxyType({}),
+    ) -> Delta | None:
+        """The changes that are not in the levels, or None without any.
+
+        `opened` are segments that another version over the same levels has open already.
+        """
+        changes = self._manifest.changes
+        if changes is None or not changes.pending:
+            return None
+        shape = Shape(self._manifest.specs, self._manifest.gallery)
+        segments = [
+            opened.get(record.file) or self._segment(record, shape) for record in changes.pending
+        ]
+        row_items = {side: own.row_items for side, own in sides.items()}
+        return Delta(segments, catalogue, row_items)
+
+    def _segment(self, record: SegmentRecord, shape: Shape) -> Segment:
+        try:
+            segment = open_segment(self._path, record.file, shape)
+        except (OSError, ValueError, pa.ArrowInvalid) as error:
+            raise self._corrupt(record.file, f"not a readable segment: {error}") from error
+        if segment.size != record.upserts + record.deletes:
+            raise self._corrupt(record.file, f"holds {segment.size} changes")
+        return segment
 
     def side(self, side: Modality) -> Side:
         count = self._manifest.sides[side].rows

@@ -158,7 +158,15 @@ class SnapshotStore:
                 shutil.rmtree(staging.path)
             os.close(lock)
 
-    def publish(self, staging: Staging, *, activate: bool = True) -> Path:
+    def publish(
+        self,
+        staging: Staging,
+        *,
+        activate: bool = True,
+        supersede: bool = False,
+        expected: str | None = None,
+        shared: object = None,
+    ) -> Path:
         """Make a staged version permanent, in one step. Raises SnapshotError if it isn't whole."""
         if not (staging.path / MANIFEST_NAME).is_file():
             raise BuildError(f"{staging.path.name}: nothing to publish, no {MANIFEST_NAME}")
@@ -169,7 +177,8 @@ class SnapshotStore:
         sync(target.parent)
         if activate:
             with self._locked(staging.index):
-                self._point(staging.index, [*self._known(staging.index), staging.version])
+                known = self._known(staging.index)
+                self._point(staging.index, [*(known[:-1] if supersede else known), staging.version])
         return target
 
     def activate(self, name: str, version: str) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from hivlp.index.candidates import Candidates
 from hivlp.index.cascade import Plan, PlanRequest, Stage, run_stage
-from hivlp.index.errors import PlanError, SnapshotCorrupt
+from hivlp.index.errors import SnapshotCorrupt
 from hivlp.index.level_index import Must, SearchParams
 from hivlp.index.local_searcher import LocalSearcher
 from hivlp.index.masks import RowMask
@@ -127,18 +127,25 @@ def test_codes_that_take_no_mask_are_passed_over_under_one(
     assert all(mask.allowed[f.rows].all() and len(f) == plan.stages[0].keep for f in found)
 
 
-def test_a_graph_refuses_a_mask(graph_home: Path) -> None:
+@pytest.mark.parametrize("entered", [False, True])
+@pytest.mark.parametrize("hidden", ["a tenth at random", "the 200 nearest of each query"])
+def test_a_graph_walks_through_hidden_rows_and_returns_none_of_them(
+    graph_home: Path, hidden: str, entered: bool
+) -> None:
     side = SnapshotStore(graph_home).open("default").sides["image"]
-    mask = RowMask.of(np.ones(ROWS, dtype=np.bool_))
-    with pytest.raises(PlanError, match="under a filter"):
-        run_stage(
-            side.levels,
-            Stage(3, "graph", 5, 3),
-            QUERIES,
-            None,
-            graphs=side.graphs,
-            mask=mask,
-        )
+    scores = QUERIES @ IMAGES.T
+    for query, own in zip(QUERIES, scores, strict=True):
+        allowed = np.random.default_rng(0).random(ROWS) > 0.1
+        if hidden != "a tenth at random":
+            allowed = np.ones(ROWS, np.bool_)
+            allowed[np.argsort(-own)[:200]] = False
+        mask = RowMask.of(allowed)
+        entry = [Candidates.ranked(np.arange(20), own[:20], 20)] if entered else None
+        stage = Stage(3, "graph", 10, 3, SearchParams(ef=64))
+        found = run_stage(side.levels, stage, query[None], entry, graphs=side.graphs, mask=mask)[0]
+        expected = Candidates.ranked(mask.rows, own[mask.rows], 10)
+        assert allowed[found.rows].all()
+        assert len(set(found.rows.tolist()) & set(expected.rows.tolist())) >= 9
 
 
 def test_a_graph_index_keeps_scan_codes_links_and_one_copy_of_its_rows(graph_home: Path) -> None:

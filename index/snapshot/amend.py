@@ -1,0 +1,216 @@
+"""Publishing changes: a version that shares every built file with the one before.
+
+    amended = amend(store, "default", [Upsert(...), Delete("old")])
+
+Whoever changes an index first waits for its turn (`.changes.lock`), reads the active version,
+writes its changes as one more segment beside hard links to everything else, and points at that.
+Small segments are joined to larger ones, so that n changes make about log n files. The version
+that was active is removed once nobody has it open: it was a step, not a state to go back to.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, cast
+
+import pyarrow as pa
+
+from hivlp.index.errors import BuildError, SnapshotError
+from hivlp.index.snapshot.catalogue import OWN_COLUMNS, Catalogue, open_catalogue
+from hivlp.index.snapshot.changes import (
+    Change,
+    Delete,
+    Segment,
+    Shape,
+    change_table,
+    joined,
+    open_segment,
+    write_segment,
+)
+from hivlp.index.snapshot.coded import Kind
+from hivlp.index.snapshot.manifest import (
+    FORMAT_VERSION,
+    ChangesRecord,
+    SegmentRecord,
+    SnapshotManifest,
+    write_manifest,
+)
+from hivlp.index.snapshot.metadata import fitted
+from hivlp.index.snapshot.store import SnapshotStore, Staging
+from hivlp.models.artifact import FileRecord, file_record
+
+LOCK = ".changes.lock"
+JOIN = 2
+"""A segment is joined to the next where it is at most so many times as large."""
+MOST_PENDING = 200_000
+"""Changes beside the levels: more make every search slow, and a build is due."""
+
+
+@dataclass(frozen=True, slots=True)
+class Amended:
+    """What was published: `before` was active until then; `unknown` ids could not be deleted."""
+
+    version: str
+    before: str
+    upserts: int
+    deletes: int
+    unknown: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """The active version, as far as changes must know it."""
+
+    path: Path
+    manifest: SnapshotManifest
+    catalogue: Catalogue
+    segments: tuple[Segment, ...]
+
+    @property
+    def changes(self) -> ChangesRecord:
+        """What changed so far since it was built."""
+        return self.manifest.changes or ChangesRecord(since=self.manifest.version, segments=())
+
+    @property
+    def shape(self) -> Shape:
+        """How its gallery cuts vectors."""
+        return Shape(self.manifest.specs, self.manifest.gallery)
+
+    @property
+    def types(self) -> dict[str, Any]:
+        """The Arrow type of each built metadata column."""
+        schema = self.catalogue.table.schema
+        return {f.name: f.type for f in schema if f.name not in OWN_COLUMNS}
+
+    def has(self, item_id: str) -> bool:
+        """Whether it holds an item of this id."""
+        for segment in reversed(self.segments):
+            if item_id in segment.places:
+                return not segment.deleted[segment.places[item_id]]
+        return self.catalogue.holds(item_id)
+
+
+def amend(store: SnapshotStore, name: str, changes: Sequence[Change]) -> Amended | None:
+    """Publish changes and make them active, in milliseconds; None where they change nothing.
+
+    The last change of an id counts. Unknown ids are not deleted, and named in the answer. Raises
+    SnapshotError, MetadataError (nothing is changed then), BuildError where it can't be written or
+    too much is pending.
+    """
+    try:
+        with _turn(store, name):
+            return _amend(store, name, changes)
+    except OSError as error:  # a full disk, a folder that is read-only
+        raise BuildError(f"index {name!r} can't be changed: {error}") from error
+
+
+def _amend(store: SnapshotStore, name: str, changes: Sequence[Change]) -> Amended | None:
+    held = hold(store, name)
+    latest = {change.id: change for change in changes}
+    unknown = [c.id for c in latest.values() if isinstance(c, Delete) and not held.has(c.id)]
+    for item_id in unknown:
+        del latest[item_id]
+    if not latest:
+        return None
+    kinds = cast(dict[str, Kind], dict(held.changes.columns))
+    checked = [_fitted(change, held, kinds) for change in latest.values()]
+    pending = sum(segment.size for segment in held.segments) + len(checked)
+    if pending > MOST_PENDING:
+        raise BuildError(
+            f"index {name!r}: {pending} changes wait beside what was built, at most "
+            f"{MOST_PENDING}: build it again"
+        )
+    with store.stage(name) as staging:
+        manifest = _stage(staging, held, checked, kinds)
+        write_manifest(staging.path, manifest)
+        store.publish(
+            staging,
+            supersede=held.manifest.amended_from is not None,
+            expected=held.manifest.version,
+            shared=held.manifest.version,
+        )
+    deletes = sum(isinstance(change, Delete) for change in checked)
+    return Amended(
+        staging.version,
+        held.manifest.version,
+        len(checked) - deletes,
+        deletes,
+        tuple(unknown),
+    )
+
+
+def hold(store: SnapshotStore, name: str, version: str | None = None) -> Held:
+    """A version's manifest, ids and changes (None: the active one). Raises SnapshotError."""
+    wanted = store.current(name) if version is None else version
+    path = store.path(name, wanted)
+    manifest = store.manifest(name, wanted)
+    shape = Shape(manifest.specs, manifest.gallery)
+    records = manifest.changes.pending if manifest.changes else ()
+    try:
+        catalogue = open_catalogue(path)
+        segments = tuple(open_segment(path, record.file, shape) for record in records)
+    except (OSError, ValueError, pa.ArrowInvalid) as error:
+        raise SnapshotError(name, wanted, f"can't be read: {error}") from error
+    return Held(path, manifest, catalogue, segments)
+
+
+def _fitted(change: Change, held: Held, kinds: dict[str, Kind]) -> Change:
+    if isinstance(change, Delete):
+        return change
+    return replace(change, metadata=fitted(change.metadata, held.types, kinds))
+
+
+def _stage(
+    staging: Staging, held: Held, changes: Sequence[Change], kinds: dict[str, Kind]
+) -> SnapshotManifest:
+    """Write the new segment, link all that stays; returns the manifest."""
+    old = held.manifest
+    before = held.changes
+    table = change_table(changes, before.last + 1, held.shape)
+    segments = list(held.segments)
+    while segments and segments[-1].size <= JOIN * table.num_rows:
+        table = joined(segments.pop(), table)
+    own = write_segment(staging.path, table)
+    gone = {s.name for s in held.segments} - {s.name for s in segments}
+    kept = {name: record for name, record in old.files.items() if name not in gone}
+    link(held.path, staging.path, kept)
+    deletes = sum(table.column("deleted").to_pylist())
+    first, last = (table.column("sequence")[i].as_py() for i in (0, -1))
+    record = SegmentRecord(
+        file=own, first=first, last=last, upserts=table.num_rows - deletes, deletes=deletes
+    )
+    stay = tuple(record for record in before.segments if record.file not in gone)
+    update = {"segments": (*stay, record), "columns": dict(kinds)}
+    return old.model_copy(
+        update={
+            "format_version": FORMAT_VERSION,
+            "version": staging.version,
+            "amended_from": old.version,
+            "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
+            "changes": before.model_copy(update=update),
+            "files": {**kept, own: file_record(staging.path / own)},
+        }
+    )
+
+
+def link(source: Path, target: Path, files: dict[str, FileRecord]) -> None:
+    """Hard links to published files: the same bytes, in no more space. Raises OSError."""
+    for name in files:
+        place = target / name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        os.link(source / name, place)
+
+
+@contextlib.contextmanager
+def _turn(store: SnapshotStore, name: str) -> Iterator[None]:
+    """One who changes an index at a time. Raises SnapshotMissing for an unknown index."""
+    store.current(name)
+    with (store.root / name / LOCK).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,191 @@
+"""A version with changes answers as one that was built of what it comes to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from hivlp.index.amended_searcher import AmendedSearcher
+from hivlp.index.candidates import Candidates
+from hivlp.index.cascade import Plan, PlanRequest
+from hivlp.index.errors import NoSuchItem
+from hivlp.index.filters import parse_filter
+from hivlp.index.level_index import Codec, Family
+from hivlp.index.plans import run_plan
+from hivlp.index.snapshot.amend import amend
+from hivlp.index.snapshot.changes import Change, Delete, Upsert
+from hivlp.index.snapshot.store import SnapshotStore
+from hivlp.models.levels import FloatArray, nested_prefix, normalise
+from tests.fakes import DIMS, unit_vectors, write_snapshot
+
+ROWS = 1_200
+
+
+def nested_vectors(count: int, seed: int) -> FloatArray:
+    """Unit vectors most of whose length lies in the first numbers, as in a nested gallery."""
+    return normalise(unit_vectors(count, DIMS[-1], seed) * 0.75 ** np.arange(DIMS[-1]))
+
+
+BUILT = nested_vectors(ROWS, seed=1)
+COLOURS = ("red", "green", "blue")
+METADATA = [{"colour": COLOURS[i % 3], "price": i} for i in range(ROWS)]
+KINDS: list[tuple[Family, Codec]] = [
+    ("scan", "flat"), ("scan", "sq8"), ("scan", "pq64x4fs"), ("graph", "sq8"),
+]  # fmt: skip
+
+
+@dataclass
+class World:
+    """What an index should hold: the oracle."""
+
+    vectors: dict[str, FloatArray] = field(default_factory=dict)
+    metadata: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def apply(self, change: Change) -> None:
+        self.vectors.pop(change.id, None)
+        self.metadata.pop(change.id, None)
+        if isinstance(change, Upsert):
+            assert change.image_vector is not None
+            self.vectors[change.id] = change.image_vector
+            self.metadata[change.id] = dict(change.metadata)
+
+    def best(self, query: FloatArray, k: int, **wanted: Any) -> list[str]:
+        ids = [
+            i for i in self.vectors if all(self.metadata[i].get(n) == v for n, v in wanted.items())
+        ]
+        if not ids:
+            return []
+        scores = np.vecdot(np.stack([self.vectors[i] for i in ids]), query)
+        return [ids[i] for i in np.argsort(-scores, kind="stable")[:k]]
+
+
+def built_world() -> World:
+    ids = [f"i{i}" for i in range(ROWS)]
+    return World(dict(zip(ids, BUILT, strict=True)), dict(zip(ids, METADATA, strict=True)))
+
+
+@pytest.fixture(scope="module", params=KINDS, ids=lambda kind: "-".join(kind))
+def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
+    tuple[SnapshotStore, str]
+]:  # fmt: skip
+    family, level1 = request.param
+    store = SnapshotStore(tmp_path_factory.mktemp("amended"))
+    version = write_snapshot(store, images=BUILT, metadata=METADATA, family=family, level1=level1)
+    yield store, version
+
+
+def opened(store: SnapshotStore) -> AmendedSearcher:
+    snapshot = store.open("default")
+    assert snapshot.delta is not None
+    return AmendedSearcher(snapshot, snapshot.delta)
+
+
+def outputs(query: FloatArray) -> dict[int, FloatArray]:
+    return {i: nested_prefix(query[None], dim) for i, dim in enumerate(DIMS, start=1)}
+
+
+def ids_found(
+    searcher: AmendedSearcher, plan: Plan, query: FloatArray, mask: Any = None, k: int = 10
+) -> list[str]:
+    found: list[Candidates] | None = None
+    exits = outputs(query)
+    for stage in plan.stages:
+        own = nested_prefix(exits[stage.query_level], DIMS[stage.level - 1])
+        given_mask = mask if found is None else None
+        found = searcher.step("image", stage, own, found, mask=given_mask)
+    assert found is not None
+    return [item.id for item in searcher.items("image", found[0], k, 0)]
+
+
+def some_changes(seed: int, count: int) -> list[Change]:
+    rng = np.random.default_rng(seed)
+    vectors = nested_vectors(count, seed + 100)
+    changes: list[Change] = []
+    for i in range(count):
+        old = rng.random() < 0.5
+        item_id = f"i{rng.integers(ROWS)}" if old else f"new{rng.integers(30)}"
+        if rng.random() < 0.3:
+            changes.append(Delete(item_id))
+        else:
+            colour = COLOURS[int(rng.integers(3))]
+            data = {"colour": colour, "price": int(rng.integers(50)), "shop": f"s{i % 2}"}
+            changes.append(Upsert(item_id, "a.png", (), data, vectors[i]))
+    return changes
+
+
+@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
+@given(seed=st.integers(0, 10_000), sizes=st.lists(st.integers(1, 40), min_size=1, max_size=5))
+def test_changes_are_found_as_if_they_had_been_built(
+    built: tuple[SnapshotStore, str], seed: int, sizes: list[int]
+) -> None:
+    store, version = built
+    store.activate("default", version)
+    world = built_world()
+    for i, size in enumerate(sizes):
+        batch = some_changes(seed + i, size)
+        amended = amend(store, "default", batch)
+        for change in batch:
+            world.apply(change)
+        assert amended is None or amended.upserts + amended.deletes <= size
+    if store.open("default").delta is None:
+        return
+    searcher = opened(store)
+    assert searcher.info.items == len(world.vectors)
+    assert searcher.info.rows == {"image": len(world.vectors)}
+    hits = 0
+    queries = nested_vectors(5, seed)
+    for query in queries:
+        exact = searcher.plan(PlanRequest("image", "image", 10, "exact"))
+        expected = world.best(query, 10)
+        assert ids_found(searcher, exact, query) == expected
+        for name in ("cascade", "funnel"):
+            plan = searcher.plan(PlanRequest("image", "image", 10, name))
+            hits += len(set(ids_found(searcher, plan, query)) & set(expected))
+        for wanted in ({"colour": "red"}, {"shop": "s1"}, {"colour": "blue", "price": 7}):
+            parts = [{"field": n, "eq": v} for n, v in wanted.items()]
+            try:
+                mask = searcher.mask("image", parse_filter({"and": parts}))
+            except Exception as error:
+                assert "shop" in wanted and "no metadata column" in str(error)
+                continue
+            filtered = searcher.plan(PlanRequest("image", "image", 10), allowed=mask.count)
+            assert mask.count == len(world.best(query, ROWS * 2, **wanted))
+            assert ids_found(searcher, filtered, query, mask) == world.best(query, 10, **wanted)
+    assert hits >= 0.97 * 2 * 10 * len(queries)
+    check_every_item(searcher, world)
+
+
+def check_every_item(searcher: AmendedSearcher, world: World) -> None:
+    for item_id in [*list(world.vectors)[:20], *list(world.vectors)[-20:]]:
+        row = searcher.row_of(item_id, "image")
+        np.testing.assert_allclose(
+            searcher.vector("image", row, len(DIMS))[0], world.vectors[item_id], atol=1e-6
+        )
+        assert searcher.metadata([item_id], None) == [world.metadata[item_id]]
+    gone = next((f"i{i}" for i in range(ROWS) if f"i{i}" not in world.vectors), None)
+    if gone is not None:
+        for ask in (
+            lambda: searcher.row_of(gone, "image"),
+            lambda: searcher.metadata([gone], None),
+            lambda: searcher.image_ref(gone),
+        ):
+            with pytest.raises(NoSuchItem):
+                ask()
+
+
+def test_plans_run_by_the_measuring_code_see_changes_too(built: tuple[SnapshotStore, str]) -> None:
+    store, version = built
+    store.activate("default", version)
+    twin = Upsert("twin", None, (), {}, BUILT[3])
+    amend(store, "default", [Delete("i5"), twin])
+    searcher = opened(store)
+    plan = searcher.plan(PlanRequest("image", "image", 3, "funnel"))
+    found = run_plan(searcher, "image", plan, outputs(BUILT[3]))
+    ids = [item.id for item in searcher.items("image", found[0], 2, 0)]
+    assert ids == ["i3", "twin"]
