@@ -71,9 +71,9 @@ def built_world() -> World:
 
 
 @pytest.fixture(scope="module", params=KINDS, ids=lambda kind: "-".join(kind))
-def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
-    tuple[SnapshotStore, str]
-]:  # fmt: skip
+def built(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[SnapshotStore, str]:
     family, level1 = request.param
     store = SnapshotStore(tmp_path_factory.mktemp("amended"))
     version = write_snapshot(store, images=BUILT, metadata=METADATA, family=family, level1=level1)
