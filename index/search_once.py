@@ -13,9 +13,9 @@ from hivlp.index.build.model import Model, query_outputs
 from hivlp.index.cascade import PlanRequest
 from hivlp.index.errors import BuildError
 from hivlp.index.filters import parse_filter
-from hivlp.index.local_searcher import LocalSearcher
 from hivlp.index.plans import run_early
 from hivlp.index.searcher import FoundItem
+from hivlp.index.searchers import open_searcher
 from hivlp.index.snapshot.store import SnapshotStore
 from hivlp.models.errors import ImageError
 from hivlp.models.levels import FloatArray
@@ -41,7 +41,7 @@ def print_search(given: argparse.Namespace, store: SnapshotStore, artifact: Path
     snapshot = store.open(given.index, given.version)
     model = Model.load(artifact, threads=given.threads)
     model.check_fits(snapshot.manifest.gallery_space)
-    searcher = LocalSearcher(snapshot, model.query_encoder)
+    searcher = open_searcher(snapshot, model.query_encoder)
     opened = time.perf_counter()
     outputs = _encode(model, given)
     encoded = time.perf_counter()

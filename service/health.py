@@ -36,6 +36,6 @@ def report(state: ServingState) -> tuple[int, dict[str, Any]]:
     if state.status != "ready":
         return 503, body
     for name in state.catalogue.indexes:
-        with state.catalogue.lease(name) as searcher:
-            body["indexes"][name] = searcher.info.version
+        with state.catalogue.lease(name) as served:
+            body["indexes"][name] = served.searcher.info.version
     return 200, body

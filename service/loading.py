@@ -7,19 +7,20 @@ from __future__ import annotations
 
 import io
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
-from hivlp.index.local_searcher import LocalSearcher
+from hivlp.index.searchers import open_searcher
 from hivlp.index.snapshot.live import LiveSnapshot
 from hivlp.index.snapshot.manifest import SnapshotManifest
 from hivlp.index.snapshot.prefault import prefault
 from hivlp.index.snapshot.snapshot import Snapshot
 from hivlp.index.snapshot.store import SnapshotStore
+from hivlp.index.snapshot.uploads import picture_roots
 from hivlp.models.artifact import MANIFEST_NAME, ArtifactManifest, read_manifest
 from hivlp.models.encoder import Encoder
 from hivlp.models.errors import ArtifactError, HivlpError, SpaceMismatch
@@ -29,7 +30,7 @@ from hivlp.models.runtime.memory import available_memory
 from hivlp.models.runtime.providers import check_distributions
 from hivlp.service.queries import ImageQuery, Query, Setting, text_query
 from hivlp.service.schemas import SearchOptions
-from hivlp.service.serving import Catalogue, ServedIndex, ServedModel
+from hivlp.service.serving import Catalogue, ServedModel, ServedVersion
 from hivlp.service.settings import Limits, Settings
 from hivlp.service.timeline import Timeline
 from hivlp.service.work import find
@@ -66,36 +67,73 @@ def names_to_serve(settings: Settings) -> tuple[str, ...]:
     return settings.indexes or tuple(found)
 
 
-def load_catalogue(settings: Settings) -> Catalogue:
-    """Open every index and its model. Blocking. Raises HivlpError naming what doesn't fit."""
-    check_distributions()
-    store = SnapshotStore(settings.home)
-    opened: list[Snapshot] = []
-    models: dict[Path, ServedModel] = {}
-    indexes: dict[str, ServedIndex] = {}
-    for name in names_to_serve(settings):
-        snapshot = store.open(name, backend=settings.backend, hash_up_to_bytes=HASH_UP_TO_BYTES)
-        path = find_artifact(settings, snapshot.manifest)
-        if path not in models:
-            models[path] = _load_model(path, settings.threads.encoder)
-        root = Path(snapshot.manifest.corpus.root)
-        query_encoder = models[path].manifest.query_encoder
-        if query_encoder != snapshot.manifest.query_encoder:
+class Loader:
+    """Opens versions with the models that query them; a model is loaded once."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.store = SnapshotStore(settings.home)
+        self._settings = settings
+        self._models: dict[Path, ServedModel] = {}
+
+    def open(
+        self, name: str, version: str | None = None, like: Snapshot | None = None
+    ) -> ServedVersion:
+        """A version (None: the active one), verified, and its model. Blocking.
+
+        Raises HivlpError naming what doesn't fit. `like` as for `Snapshot.open`.
+        """
+        settings = self._settings
+        snapshot = self.store.open(
+            name,
+            version,
+            backend=settings.backend,
+            hash_up_to_bytes=HASH_UP_TO_BYTES,
+            like=like,
+        )
+        try:
+            return self._served(name, snapshot)
+        except BaseException:
+            snapshot.close()
+            raise
+
+    def keep_only(self, models: Iterable[ServedModel]) -> None:
+        """Forget models that are no longer in use."""
+        used = [id(model) for model in models]
+        self._models = {path: m for path, m in self._models.items() if id(m) in used}
+
+    def _served(self, name: str, snapshot: Snapshot) -> ServedVersion:
+        manifest = snapshot.manifest
+        path = find_artifact(self._settings, manifest)
+        model = self._models.get(path)
+        if model is None:
+            model = self._models[path] = _load_model(path, self._settings.threads.encoder)
+        query_encoder = model.manifest.query_encoder
+        if query_encoder != manifest.query_encoder:
             log.warning(
                 "index %s was measured with another query encoder than %s: `hivlp calibrate` it; "
                 "until then no cascade of it stops early", name, path
             )  # fmt: skip
-        live = LiveSnapshot(LocalSearcher(snapshot, query_encoder))
-        indexes[name] = ServedIndex(name, live, models[path], root)
-        log.info("index %s, version %s: open", name, snapshot.manifest.version)
-        opened.append(snapshot)
-    catalogue = Catalogue(indexes, store, tuple(models.values()))
+        pictures = picture_roots(self.store.root / name, manifest.corpus.root)
+        searcher = open_searcher(snapshot, query_encoder)
+        return ServedVersion(searcher, model, pictures, snapshot, searcher.close)
+
+
+def load_catalogue(settings: Settings, loader: Loader | None = None) -> Catalogue:
+    """Open every index and its model. Blocking. Raises HivlpError naming what doesn't fit."""
+    check_distributions()
+    loader = loader or Loader(settings)
+    opened: dict[str, ServedVersion] = {}
+    for name in names_to_serve(settings):
+        opened[name] = loader.open(name)
+        log.info("index %s, version %s: open", name, opened[name].searcher.info.version)
     if settings.warm:
         room = available_memory()  # now that the models have taken theirs
-        for snapshot in opened:
-            room = read_through(snapshot, room)
-        warm(catalogue, settings.limits)
-    return catalogue
+        for served in opened.values():
+            if served.snapshot is not None:
+                room = read_through(served.snapshot, room)
+        for served in opened.values():
+            warm(served, settings.limits)
+    return Catalogue({name: LiveSnapshot(own) for name, own in opened.items()}, loader.store)
 
 
 def read_through(snapshot: Snapshot, room: int | None) -> int | None:
@@ -160,16 +198,14 @@ def _load_model(path: Path, threads: int) -> ServedModel:
     return ServedModel(loaded.artifact.manifest, encoders)
 
 
-def warm(catalogue: Catalogue, limits: Limits) -> None:
-    """Search every side of every index once with every encoder, by both plans."""
-    for name, index in catalogue.indexes.items():
-        with catalogue.lease(name) as searcher:
-            for query in _warm_queries(index.model, limits):
-                for searched in searcher.info.rows:
-                    for plan in ("cascade", "funnel"):
-                        options = SearchOptions(index=name, modality=searched, plan=plan)
-                        setting = Setting(searcher, index.model, searched, limits, Timeline())
-                        find(query, options, setting, None)
+def warm(served: ServedVersion, limits: Limits) -> None:
+    """Search every side of a version once with every encoder, by both plans."""
+    for query in _warm_queries(served.model, limits):
+        for searched in served.searcher.info.rows:
+            for plan in ("cascade", "funnel"):
+                options = SearchOptions(modality=searched, plan=plan)
+                setting = Setting(served.searcher, served.model, searched, limits, Timeline())
+                find(query, options, setting, None)
 
 
 def _warm_queries(model: ServedModel, limits: Limits) -> Iterator[Query]:

@@ -102,7 +102,7 @@ class Metrics:
         names = ("index", "version", "model")
         self.snapshot_info = Gauge(
             "hivlp_snapshot_info",
-            "1 for each version being searched.",
+            "1 for the version being searched: the built one, whatever changed since.",
             names,
             registry=self.registry,
         )
@@ -118,6 +118,25 @@ class Metrics:
             ("index",),
             registry=self.registry,
         )
+        self.snapshot_changes = Gauge(
+            "hivlp_snapshot_changes",
+            "Items that came, changed or went since what is searched was built.",
+            ("index",),
+            registry=self.registry,
+        )
+        self.swaps = Counter(
+            "hivlp_swap_total",
+            "Versions that took another's place: done, or failed and the old one kept.",
+            ("result",),
+            registry=self.registry,
+        )
+        self.changes = Counter(
+            "hivlp_item_changes_total",
+            "Items put or deleted over HTTP.",
+            ("kind",),
+            registry=self.registry,
+        )
+        self._shown: dict[str, tuple[str, str, str]] = {}
         self.loop_lag = Histogram(
             "hivlp_event_loop_lag_seconds",
             "How late the event loop wakes a sleeper.",
@@ -137,11 +156,24 @@ class Metrics:
         self.overlap_saved.inc(overlap_saved_s(spans))
 
     def show_snapshot(
-        self, *, index: str, version: str, model: str, items: int, created_s: float
+        self,
+        *,
+        index: str,
+        version: str,
+        model: str,
+        items: int,
+        created_s: float,
+        changes: int = 0,
     ) -> None:
-        """Tell which version of an index is being searched."""
-        self.snapshot_info.labels(index, version, model).set(1)
+        """Tell which version of an index is being searched; the one before is told no longer."""
+        labels = (index, version, model)
+        before = self._shown.get(index, labels)
+        self._shown[index] = labels
+        self.snapshot_info.labels(*labels).set(1)
+        if before != labels:
+            self.snapshot_info.remove(*before)
         self.snapshot_items.labels(index).set(items)
+        self.snapshot_changes.labels(index).set(changes)
         self.snapshot_age.labels(index).set_function(lambda: max(0.0, time.time() - created_s))
 
     def exposition(self) -> bytes:

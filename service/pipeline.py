@@ -71,8 +71,8 @@ class Pipeline:
     async def search(self, query: Query, options: SearchOptions, timeline: Timeline) -> Answer:
         """The body of an answer, without its request id. The caller holds a permit."""
         with ExitStack() as held:
-            searcher = held.enter_context(self._catalogue.lease(options.index, options.snapshot))
-            model = self._catalogue.index(options.index).model
+            served = held.enter_context(self._catalogue.lease(options.index, options.snapshot))
+            searcher, model = served.searcher, served.model
             key = _key(query, options, searcher, model)
             kept = await self._cache.get(key)
             if kept is not None:
@@ -96,9 +96,9 @@ class Pipeline:
         self, query: Query, index: str, timeline: Timeline
     ) -> tuple[list[EarlyOutput], bool, ServedModel]:
         """Every early output of a query, whether it was cut short, and the model that made it."""
-        with self._catalogue.lease(index) as searcher:
-            model = self._catalogue.index(index).model
-            setting = Setting(searcher, model, "image", self._limits, timeline)
+        with self._catalogue.lease(index) as served:
+            model = served.model
+            setting = Setting(served.searcher, model, "image", self._limits, timeline)
 
             def work() -> tuple[list[EarlyOutput], bool]:
                 opened = query.open(setting)

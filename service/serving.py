@@ -1,41 +1,26 @@
-"""What is being served: indexes, the models that query them, and the pictures of their items.
+"""What is being served: of each index one version, with the model that queries it.
 
-Each index is leased a request: a version that is replaced meanwhile stays open until the last
-lease of it ends, and an answer comes wholly from one version.
+A version is swapped as one unit: levels, ids, metadata, model and the places of its pictures. It is
+leased a request, and stays open until the last lease of it ends when another takes its place: an
+answer comes wholly from one version.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Protocol
 
 from hivlp.index.errors import SnapshotMissing
 from hivlp.index.searcher import Searcher
+from hivlp.index.snapshot.snapshot import Snapshot
+from hivlp.index.snapshot.uploads import PictureRoots
 from hivlp.models.artifact import ArtifactManifest
 from hivlp.models.encoder import Encoder
 from hivlp.models.errors import InputError
 from hivlp.models.levels import Modality
 from hivlp.service.errors import not_available
-
-
-class Live(Protocol):
-    """The cell that holds the active version of one index."""
-
-    def lease(self) -> AbstractContextManager[Searcher]:
-        """The active searcher, kept open until the block ends."""
-
-    def close(self) -> None:
-        """Retire it: it closes when its last lease ends."""
-
-
-class Versions(Protocol):
-    """Where the versions of indexes live."""
-
-    def versions(self, name: str, /) -> list[str]:
-        """The versions of an index, oldest first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,38 +39,73 @@ class ServedModel:
 
 
 @dataclass(frozen=True, slots=True)
-class ServedIndex:
-    """One index, the model that queries it, and the folder its pictures lie in."""
+class ServedVersion:
+    """One version of an index, whole: `snapshot` is what the searcher has open, where it has any.
 
-    name: str
-    live: Live
+    `close_with` closes what the searcher holds.
+    """
+
+    searcher: Searcher
     model: ServedModel
-    picture_root: Path | None = None
+    pictures: PictureRoots = field(default_factory=PictureRoots)
+    snapshot: Snapshot | None = None
+    close_with: Callable[[], None] = lambda: None
+
+    def close(self) -> None:
+        """Let go of the levels; called once no lease is left."""
+        self.close_with()
+
+
+class Live(Protocol):
+    """The cell that holds the active version of one index."""
+
+    def lease(self) -> AbstractContextManager[ServedVersion]:
+        """The active version, kept open until the block ends."""
+
+    def swap(self, value: ServedVersion) -> None:
+        """Make another version the active one; the old one closes with its last lease."""
+
+    def close(self) -> None:
+        """Retire it: it closes when its last lease ends."""
+
+
+class Versions(Protocol):
+    """Where the versions of indexes live."""
+
+    def versions(self, name: str, /) -> list[str]:
+        """The versions of an index, oldest first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Catalogue:
     """Every index served here, by name."""
 
-    indexes: Mapping[str, ServedIndex]
+    indexes: Mapping[str, Live]
     store: Versions
-    models: tuple[ServedModel, ...] = field(default=())
 
-    def index(self, name: str) -> ServedIndex:
-        """An index by name. Raises SnapshotMissing."""
+    def live(self, name: str) -> Live:
+        """The cell of an index. Raises SnapshotMissing."""
         if name not in self.indexes:
             known = ", ".join(sorted(self.indexes)) or "none"
             raise SnapshotMissing(name, "", f"no such index here; there are: {known}")
         return self.indexes[name]
 
     @contextmanager
-    def lease(self, name: str, version: str | None = None) -> Iterator[Searcher]:
-        """The active searcher of an index, which must be `version` if one is asked for."""
-        with self.index(name).live.lease() as searcher:
-            active = searcher.info.version
+    def lease(self, name: str, version: str | None = None) -> Iterator[ServedVersion]:
+        """The active version of an index, which must be `version` if one is asked for."""
+        with self.live(name).lease() as served:
+            active = served.searcher.info.version
             if version is not None and version != active:
                 if version not in self.store.versions(name):
                     raise SnapshotMissing(name, version, "no such version")
                 message = f"only the active version, {active}, can be searched"
                 raise not_available("snapshot", message)
-            yield searcher
+            yield served
+
+    def models(self) -> list[ServedModel]:
+        """The models in use, each once, in the order of the indexes' names."""
+        found: dict[str, ServedModel] = {}
+        for name in sorted(self.indexes):
+            with self.lease(name) as served:
+                found.setdefault(served.model.manifest.query_encoder, served.model)
+        return list(found.values())

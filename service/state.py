@@ -112,7 +112,8 @@ class ServingState:
             limits=self.settings.limits,
         )
         self._catalogue = catalogue
-        self._show(catalogue)
+        for name in catalogue.indexes:
+            self.show(name)
 
     async def watch_loop(self) -> None:
         """Measure how late the event loop is, for ever."""
@@ -125,21 +126,22 @@ class ServingState:
         """Wait for what runs, then end the threads and close the indexes."""
         for pool in (self.threads.searches, self.threads.ahead, self.threads.reading):
             await asyncio.to_thread(pool.shutdown, wait=True)
-        for index in self._catalogue.indexes.values() if self._catalogue else ():
-            index.live.close()
+        for live in self._catalogue.indexes.values() if self._catalogue else ():
+            live.close()
 
-    def _show(self, catalogue: Catalogue) -> None:
-        for name in catalogue.indexes:
-            with catalogue.lease(name) as searcher:
-                info = searcher.info
-            created = datetime.fromisoformat(info.created_at)
-            self.metrics.show_snapshot(
-                index=name,
-                version=info.version,
-                model=info.model,
-                items=info.items,
-                created_s=created.timestamp(),
-            )
+    def show(self, name: str) -> None:
+        """Tell the metrics which version of an index is served."""
+        with self.catalogue.lease(name) as served:
+            info, snapshot = served.searcher.info, served.snapshot
+        changes = None if snapshot is None else snapshot.manifest.changes
+        self.metrics.show_snapshot(
+            index=name,
+            version=info.version if changes is None else changes.since,
+            model=info.model,
+            items=info.items,
+            created_s=datetime.fromisoformat(info.created_at).timestamp(),
+            changes=0 if changes is None else sum(s.upserts + s.deletes for s in changes.pending),
+        )
 
     def _not_ready(self) -> NotReady:
         return NotReady("loading failed; the log says why") if self.failure else NotReady()

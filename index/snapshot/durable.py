@@ -24,9 +24,14 @@ def sync_tree(folder: Path) -> None:
 
 def replace_text(target: Path, text: str) -> None:
     """Replace a small file in one step: readers see the old text or the new one."""
+    replace_bytes(target, text.encode())
+
+
+def replace_bytes(target: Path, data: bytes) -> None:
+    """Replace a file in one step, durably: readers see the old bytes or the new ones."""
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    with temporary.open("w", encoding="utf-8") as stream:
-        stream.write(text)
+    with temporary.open("wb") as stream:
+        stream.write(data)
         stream.flush()
         os.fsync(stream.fileno())
     os.replace(temporary, target)  # noqa: PTH105  atomic by name, on purpose

@@ -115,12 +115,16 @@ class SnapshotStore:
         *,
         backend: Backend = "faiss-cpu",
         hash_up_to_bytes: int | None = None,
+        like: Snapshot | None = None,
     ) -> Snapshot:
-        """Open a version (None: the active one), verified. Raises SnapshotError."""
+        """Open a version (None: the active one), verified. Raises SnapshotError.
+
+        `like` is an open snapshot whose built parts are shared where they are the same.
+        """
         wanted = self.current(name) if version is None else version
         folder = self.path(name, wanted)
         return Snapshot.open(
-            folder, name, wanted, backend=backend, hash_up_to_bytes=hash_up_to_bytes
+            folder, name, wanted, backend=backend, hash_up_to_bytes=hash_up_to_bytes, like=like
         )
 
     def verify(self, name: str, version: str | None = None) -> SnapshotManifest:

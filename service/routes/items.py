@@ -74,7 +74,8 @@ async def item(request: Request, id: str, index: IndexName = "default") -> Respo
 def _item(
     request: Request, state: ServingState, item_id: str, index: str, missing: str | None = None
 ) -> Response:
-    with state.catalogue.lease(index) as searcher:
+    with state.catalogue.lease(index) as served:
+        searcher = served.searcher
         try:
             (metadata,) = searcher.metadata([item_id], None)
         except NoSuchItem:
@@ -101,9 +102,8 @@ async def _picture(
     request: Request, state: ServingState, item_id: str, index: str, size: int | None
 ) -> Response:
     _check_size(size, state.settings.limits.max_thumbnail_px)
-    with state.catalogue.lease(index) as searcher:
-        reference = searcher.image_ref(item_id)
-    root = state.catalogue.index(index).picture_root
+    with state.catalogue.lease(index) as served:
+        root, reference = served.pictures.find(served.searcher.image_ref(item_id))
     loop = asyncio.get_running_loop()
     with state.picture_admission.permits():
         file = await loop.run_in_executor(state.threads.reading, locate, root, reference, item_id)

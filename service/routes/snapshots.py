@@ -27,8 +27,8 @@ async def indexes(request: Request) -> Response:
 async def snapshots(request: Request, name: str) -> Response:
     """The versions of an index, oldest first."""
     catalogue = state_of(request).catalogue
-    with catalogue.lease(name) as searcher:
-        active = searcher.info.version
+    with catalogue.lease(name) as served:
+        active = served.searcher.info.version
     body = {
         "index": name,
         "active": active,
@@ -40,8 +40,8 @@ async def snapshots(request: Request, name: str) -> Response:
 
 def describe_index(catalogue: Catalogue, name: str) -> dict[str, Any]:
     """One index as `/indexes` and `/info` show it."""
-    with catalogue.lease(name) as searcher:
-        info = searcher.info
+    with catalogue.lease(name) as served:
+        info, encoders = served.searcher.info, served.model.encoders
     return {
         "name": info.index,
         "snapshot": info.version,
@@ -52,5 +52,5 @@ def describe_index(catalogue: Catalogue, name: str) -> dict[str, Any]:
         "levels": [{"level": spec.level, "dim": spec.dim} for spec in info.levels],
         "items": info.items,
         "rows": dict(info.rows),
-        "queries": sorted(catalogue.index(name).model.encoders),
+        "queries": sorted(encoders),
     }

@@ -28,7 +28,7 @@ async def info(request: Request) -> Response:
         "name": "hivlp",
         "version": version("hivlp"),
         "indexes": [describe_index(catalogue, name) for name in sorted(catalogue.indexes)],
-        "models": [_describe_model(model.manifest) for model in catalogue.models],
+        "models": [_describe_model(model.manifest) for model in catalogue.models()],
         "limits": state.settings.limits.model_dump(),
         "request_id": request.state.request_id,
     }

@@ -205,9 +205,9 @@ def test_a_version_is_read_through_before_it_serves_as_far_as_there_is_room(
 
 def test_a_backend_can_be_asked_for_and_an_absent_one_is_an_error(home: Path) -> None:
     catalogue = load_catalogue(Settings(home=home, backend="numpy", warm=False))
-    with catalogue.lease("default") as searcher:
-        assert isinstance(searcher, LocalSearcher)
-        levels = searcher.snapshot.sides["image"].levels
+    with catalogue.lease("default") as served:
+        assert isinstance(served.searcher, LocalSearcher)
+        levels = served.searcher.snapshot.sides["image"].levels
         assert {type(level) for level in levels.values()} == {ExactLevel}
     if choose_backend("auto") == "faiss-cpu":
         with pytest.raises((MissingExtra, NoDevice)):

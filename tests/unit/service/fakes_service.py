@@ -24,6 +24,7 @@ from hivlp.index.masks import RowMask
 from hivlp.index.plans import make_plan
 from hivlp.index.searcher import FoundItem, SnapshotInfo
 from hivlp.index.snapshot.coded import code_column
+from hivlp.index.snapshot.uploads import PictureRoots
 from hivlp.models.artifact import ArtifactManifest, SourceRecord, StageRecord, TowerRecord
 from hivlp.models.encoder import EncoderBatch, RgbImage
 from hivlp.models.errors import TextError
@@ -36,7 +37,7 @@ from hivlp.models.levels import (
     nested_prefix,
     normalise,
 )
-from hivlp.service.serving import Catalogue, ServedIndex, ServedModel
+from hivlp.service.serving import Catalogue, ServedModel, ServedVersion
 from hivlp.service.settings import Settings
 
 LEVELS = (LevelSpec(1, 1, 4), LevelSpec(2, 2, 8), LevelSpec(3, 3, 16))
@@ -123,6 +124,9 @@ class FakeSearcher:
     searched: list[int] = field(default_factory=list)
     closed: bool = False
 
+    def close(self) -> None:
+        self.closed = True
+
     def __post_init__(self) -> None:
         self._rows = np.concatenate([vector_of(name) for name in NAMES])
 
@@ -198,22 +202,25 @@ class FakeSearcher:
 class FakeLive:
     """A swap cell that counts its leases."""
 
-    searcher: FakeSearcher
+    served: ServedVersion
     leases: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     @contextlib.contextmanager
-    def lease(self) -> Iterator[FakeSearcher]:
+    def lease(self) -> Iterator[ServedVersion]:
         with self.lock:
             self.leases += 1
         try:
-            yield self.searcher
+            yield self.served
         finally:
             with self.lock:
                 self.leases -= 1
 
+    def swap(self, value: ServedVersion) -> None:
+        self.served = value
+
     def close(self) -> None:
-        self.searcher.closed = True
+        self.served.close()
 
 
 class FakeStore:
@@ -233,12 +240,13 @@ class World:
     pictures: Path | None = None
 
     def __post_init__(self) -> None:
-        self.live = FakeLive(self.searcher)
+        model = ServedModel(fake_manifest(), {"text": self.text, "image": self.image})
+        roots = PictureRoots(self.pictures)
+        served = ServedVersion(self.searcher, model, roots, close_with=self.searcher.close)
+        self.live = FakeLive(served)
 
     def load(self, _: Settings) -> Catalogue:
-        model = ServedModel(fake_manifest(), {"text": self.text, "image": self.image})
-        index = ServedIndex("default", self.live, model, self.pictures)
-        return Catalogue({"default": index}, FakeStore(), (model,))
+        return Catalogue({"default": self.live}, FakeStore())
 
 
 def fake_manifest() -> ArtifactManifest:
