@@ -124,6 +124,21 @@ class ItemAnswer(_Answer):
     request_id: str
 
 
+class ChangeAnswer(_Answer):
+    """An item that was put or deleted, and the version that says so.
+
+    `searchable` false: the version is published, and is found in once its levels are loaded.
+    """
+
+    id: str
+    index: str
+    snapshot: str
+    created: bool
+    deleted: bool
+    searchable: bool
+    request_id: str
+
+
 class LevelInfo(_Answer):
     """One level of an index."""
 

@@ -16,7 +16,7 @@ from fastapi import FastAPI
 from hivlp.service import errors, openapi
 from hivlp.service.loading import load_catalogue
 from hivlp.service.middleware import Edge
-from hivlp.service.routes import embed, items, search, snapshots, system
+from hivlp.service.routes import changes, embed, items, search, snapshots, system
 from hivlp.service.routes.page import page_router
 from hivlp.service.settings import Settings
 from hivlp.service.state import LoadCatalogue, ServingState
@@ -62,8 +62,8 @@ def create_app(
     app.state.hivlp = state
     app.add_middleware(Edge, metrics=state.metrics, max_body_bytes=settings.limits.max_body_bytes)
     errors.install(app)
-    for router in (search.router, embed.router, items.router, snapshots.router, system.router):
-        app.include_router(router)
+    for route in (search, embed, items, changes, snapshots, system):
+        app.include_router(route.router)
     app.include_router(page_router())
     openapi.install(app)
     return app

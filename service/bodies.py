@@ -97,7 +97,10 @@ async def read_upload(request: Request, max_image_bytes: int) -> Upload:
     """A picture from multipart (`image` and form fields) or JSON (`image` as base64)."""
     kind = media_type(request)
     if kind == "multipart/form-data":
-        return await _read_form(request, max_image_bytes)
+        fields, image = await _read_form(request, max_image_bytes)
+        if image is None:
+            raise InputError("missing_field", "image: is needed, as a file part", param="image")
+        return Upload(image, fields)
     if kind != "application/json" and not kind.endswith("+json"):
         raise _wrong_media_type("multipart/form-data or application/json", kind)
     return split_image(parse_object(await request.body()), max_image_bytes)
@@ -133,14 +136,30 @@ def decode_base64(text: str, max_image_bytes: int) -> bytes:
     return data
 
 
-async def _read_form(request: Request, max_image_bytes: int) -> Upload:
+async def read_item(request: Request, max_image_bytes: int) -> tuple[dict[str, Any], bytes | None]:
+    """Fields, and a picture where one is given: multipart or JSON, as `read_upload`."""
+    kind = media_type(request)
+    if kind == "multipart/form-data":
+        return await _read_form(request, max_image_bytes)
+    if kind != "application/json" and not kind.endswith("+json"):
+        raise _wrong_media_type("multipart/form-data or application/json", kind)
+    fields = parse_object(await request.body())
+    if fields.get("image") is None:
+        return {name: value for name, value in fields.items() if name != "image"}, None
+    upload = split_image(fields, max_image_bytes)
+    return upload.fields, upload.image
+
+
+async def _read_form(request: Request, max_image_bytes: int) -> tuple[dict[str, Any], bytes | None]:
     try:
         return await _parse_form(request, max_image_bytes)
     except UnicodeError as error:
         raise Malformed("the form can't be read in the charset that it names") from error
 
 
-async def _parse_form(request: Request, max_image_bytes: int) -> Upload:
+async def _parse_form(
+    request: Request, max_image_bytes: int
+) -> tuple[dict[str, Any], bytes | None]:
     async with request.form(max_files=1, max_fields=MAX_FORM_FIELDS) as form:
         fields: dict[str, Any] = {}
         image: bytes | None = None
@@ -151,9 +170,7 @@ async def _parse_form(request: Request, max_image_bytes: int) -> Upload:
                 fields[name] = _form_value(name, value)
                 continue
             image = await _image_part(value, max_image_bytes)
-    if image is None:
-        raise InputError("missing_field", "image: is needed, as a file part", param="image")
-    return Upload(image, fields)
+    return fields, image
 
 
 async def _image_part(value: UploadFile | str, max_image_bytes: int) -> bytes:

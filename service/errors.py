@@ -77,6 +77,14 @@ class NotReady(ServiceError):
         super().__init__(503, "not_ready", message, headers={"Retry-After": "1"})
 
 
+class ReadOnly(ServiceError):
+    """Items can't be changed over HTTP here."""
+
+    def __init__(self) -> None:
+        message = "items can't be changed over HTTP here: HIVLP_CHANGES__WRITES=true allows it"
+        super().__init__(403, "read_only", message)
+
+
 def not_available(param: str, message: str) -> InputError:
     """What the request model knows and this version can't do yet: said, never ignored."""
     return InputError("not_available", message, param=param)

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import io
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 from PIL import Image
@@ -68,12 +69,12 @@ def names_to_serve(settings: Settings) -> tuple[str, ...]:
 
 
 class Loader:
-    """Opens versions with the models that query them; a model is loaded once."""
+    """Opens versions with the models that query them; a model in use is not loaded again."""
 
     def __init__(self, settings: Settings) -> None:
         self.store = SnapshotStore(settings.home)
         self._settings = settings
-        self._models: dict[Path, ServedModel] = {}
+        self._models: WeakValueDictionary[Path, ServedModel] = WeakValueDictionary()
 
     def open(
         self, name: str, version: str | None = None, like: Snapshot | None = None
@@ -96,10 +97,11 @@ class Loader:
             snapshot.close()
             raise
 
-    def keep_only(self, models: Iterable[ServedModel]) -> None:
-        """Forget models that are no longer in use."""
-        used = [id(model) for model in models]
-        self._models = {path: m for path, m in self._models.items() if id(m) in used}
+    def make_ready(self, served: ServedVersion) -> None:
+        """Read a version's files through and search it once, as far as settings say so."""
+        if self._settings.warm and served.snapshot is not None:
+            read_through(served.snapshot, available_memory())
+            warm(served, self._settings.limits)
 
     def _served(self, name: str, snapshot: Snapshot) -> ServedVersion:
         manifest = snapshot.manifest
@@ -133,7 +135,8 @@ def load_catalogue(settings: Settings, loader: Loader | None = None) -> Catalogu
                 room = read_through(served.snapshot, room)
         for served in opened.values():
             warm(served, settings.limits)
-    return Catalogue({name: LiveSnapshot(own) for name, own in opened.items()}, loader.store)
+    cells = {name: LiveSnapshot(own) for name, own in opened.items()}
+    return Catalogue(cells, loader.store, loader)
 
 
 def read_through(snapshot: Snapshot, room: int | None) -> int | None:

@@ -24,6 +24,7 @@ from hivlp.service.schemas import (
     EmbedImage,
     EmbedText,
     ImageSearch,
+    PutItem,
     SimilarSearch,
     TextSearch,
     VectorSearch,
@@ -37,6 +38,7 @@ BODIES: tuple[type[BaseModel], ...] = (
     BatchSearch,
     EmbedText,
     EmbedImage,
+    PutItem,
 )
 REF = "#/components/schemas/{model}"
 
@@ -60,7 +62,7 @@ def json_body(model: type[BaseModel]) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": content}}
 
 
-def upload_body(model: type[BaseModel]) -> dict[str, Any]:
+def upload_body(model: type[BaseModel], *, required: bool = True) -> dict[str, Any]:
     """`openapi_extra` of a route that takes a picture, as a form or as JSON."""
     own = {"$ref": REF.format(model=model.__name__)}
     content = {}
@@ -68,7 +70,9 @@ def upload_body(model: type[BaseModel]) -> dict[str, Any]:
         ("multipart/form-data", {"type": "string", "format": "binary"}),
         ("application/json", {"type": "string", "description": "Base64 or a data URI."}),
     ):
-        properties = {"type": "object", "properties": {"image": image}, "required": ["image"]}
+        properties: dict[str, Any] = {"type": "object", "properties": {"image": image}}
+        if required:
+            properties["required"] = ["image"]
         content[media_type] = {"schema": {"allOf": [own, properties]}}
     return {"requestBody": {"required": True, "content": content}}
 
@@ -99,8 +103,8 @@ def _document(app: FastAPI) -> dict[str, Any]:
     _, schemas = models_json_schema([(body, "validation") for body in BODIES], ref_template=REF)
     components = found.setdefault("components", {}).setdefault("schemas", {})
     components.update(schemas["$defs"])
-    # `image` travels beside the fields of these two.
-    for name in ("ImageSearch", "EmbedImage"):
+    # `image` travels beside the fields of these.
+    for name in ("ImageSearch", "EmbedImage", "PutItem"):
         components[name].pop("additionalProperties", None)
     # Answers of ours never have FastAPI's own error body.
     for unused in ("HTTPValidationError", "ValidationError"):

@@ -136,6 +136,32 @@ class BatchSearch(_Strict):
     searches: list[dict[str, Any]] = Field(min_length=1, fail_fast=True)
 
 
+class PutItem(_Strict):
+    """An item as it shall be: all that it was before is replaced.
+
+    It needs a text, a picture (its bytes travel beside these fields) or a vector to be found by.
+    """
+
+    texts: list[Text] = Field(
+        default_factory=list,
+        max_length=1_000,
+        fail_fast=True,
+        description="Captions, each of which finds it.",
+    )
+    metadata: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Values by name: texts, numbers, booleans, lists of texts, ISO 8601 dates.",
+    )
+    vector: list[float] | None = Field(
+        default=None,
+        min_length=1,
+        max_length=65_536,
+        fail_fast=True,
+        description="Its own vector, all dimensions of the finest level, in place of encoding.",
+    )
+    modality: Modality = Field(default="image", description="What the vector stands for.")
+
+
 class EmbedText(_Strict):
     """Embed one text."""
 

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from hivlp.index.errors import SnapshotMissing
 from hivlp.index.searcher import Searcher
 from hivlp.index.snapshot.snapshot import Snapshot
+from hivlp.index.snapshot.store import SnapshotStore
 from hivlp.index.snapshot.uploads import PictureRoots
 from hivlp.models.artifact import ArtifactManifest
 from hivlp.models.encoder import Encoder
@@ -23,7 +24,7 @@ from hivlp.models.levels import Modality
 from hivlp.service.errors import not_available
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class ServedModel:
     """An artifact with its towers, ready to run."""
 
@@ -76,12 +77,29 @@ class Versions(Protocol):
         """The versions of an index, oldest first."""
 
 
+class Source(Protocol):
+    """Where other versions come from while one is served. Blocking; for threads of their own."""
+
+    @property
+    def store(self) -> SnapshotStore:
+        """The store that versions are published in."""
+
+    def open(
+        self, name: str, version: str | None = None, like: Snapshot | None = None
+    ) -> ServedVersion:
+        """A version (None: the active one) and its model. Raises HivlpError."""
+
+    def make_ready(self, served: ServedVersion) -> None:
+        """Read its files through and search it once, before it is asked."""
+
+
 @dataclass(frozen=True, slots=True)
 class Catalogue:
-    """Every index served here, by name."""
+    """Every index served here, by name; without a `source` their versions stay as they are."""
 
     indexes: Mapping[str, Live]
     store: Versions
+    source: Source | None = None
 
     def live(self, name: str) -> Live:
         """The cell of an index. Raises SnapshotMissing."""

@@ -7,6 +7,7 @@ places: a misspelt limit must not pass for a default.
 from __future__ import annotations
 
 import difflib
+import ipaddress
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -53,6 +54,9 @@ class Limits(_Part):
     # Accepted and waiting for a worker; beyond workers + max_queue the answer is 429.
     max_queue: int = Field(default=64, ge=0)
     max_thumbnail_px: int = Field(default=1_024, ge=16)
+    # Items put or deleted that wait to be published; beyond, the answer is 429.
+    max_changes: int = Field(default=256, ge=1)
+    max_item_texts: int = Field(default=64, ge=1)
 
     @model_validator(mode="after")
     def _a_full_batch_must_fit(self) -> Self:
@@ -75,6 +79,19 @@ class Threads(_Part):
     encoder: int = Field(default=1, ge=1)
 
 
+class ChangeSettings(_Part):
+    """How versions change under a running service.
+
+    Every `poll_s` seconds it looks whether another version was made active. Items put or deleted
+    over HTTP are published together, at most every `publish_s` seconds. `writes` None: items may be
+    changed over HTTP only by those who can reach a loopback address.
+    """
+
+    poll_s: float = Field(default=0.25, gt=0, le=60)
+    publish_s: float = Field(default=0.25, ge=0, le=60)
+    writes: bool | None = None
+
+
 class Settings(BaseSettings):
     """All settings of `hivlp serve`. `indexes` empty means every index found under `home`."""
 
@@ -93,6 +110,7 @@ class Settings(BaseSettings):
     limits: Limits = Limits()
     cache: CacheSettings = CacheSettings()
     threads: Threads = Threads()
+    changes: ChangeSettings = ChangeSettings()
 
     @classmethod
     def settings_customise_sources(
@@ -107,6 +125,16 @@ class Settings(BaseSettings):
         file = os.environ.get(FILE_VARIABLE)
         sources = (init_settings, env_settings)
         return (*sources, TomlConfigSettingsSource(settings_cls, Path(file))) if file else sources
+
+    @property
+    def writable(self) -> bool:
+        """Whether items may be put and deleted over HTTP."""
+        if self.changes.writes is not None:
+            return self.changes.writes
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host == "localhost"
 
     @property
     def workers(self) -> int:

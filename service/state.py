@@ -14,12 +14,14 @@ from fastapi import Request
 
 from hivlp.service.admission import Admission
 from hivlp.service.cache.memory import MemoryCache
-from hivlp.service.errors import NotReady
+from hivlp.service.changes import ItemWriter
+from hivlp.service.errors import NotReady, ReadOnly
 from hivlp.service.metrics import Metrics
 from hivlp.service.pictures import Pictures
 from hivlp.service.pipeline import Pipeline, Workers
-from hivlp.service.serving import Catalogue
+from hivlp.service.serving import Catalogue, Source
 from hivlp.service.settings import Settings
+from hivlp.service.swap import Swapper
 
 log = logging.getLogger("hivlp.service")
 
@@ -30,11 +32,16 @@ LAG_PERIOD_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Threads:
-    """`searches` runs whole requests, `ahead` encoders' next stages, `reading` items' pictures."""
+    """`searches` runs whole requests, `ahead` encoders' next stages, `reading` items' pictures.
+
+    `changing` publishes items that came or went, `loading` opens other versions.
+    """
 
     searches: ThreadPoolExecutor
     ahead: ThreadPoolExecutor
     reading: ThreadPoolExecutor
+    changing: ThreadPoolExecutor
+    loading: ThreadPoolExecutor
 
 
 class ServingState:
@@ -48,6 +55,7 @@ class ServingState:
         capacity = settings.workers + settings.limits.max_queue
         self.admission = Admission(capacity, in_flight.set)
         self.picture_admission = Admission(capacity)
+        self.change_admission = Admission(settings.limits.max_changes)
         self.cache = MemoryCache(settings.cache.max_bytes, settings.cache.ttl_s)
         self.pictures = Pictures(settings.limits.max_pixels)
         self.failure: BaseException | None = None
@@ -55,6 +63,8 @@ class ServingState:
         self._catalogue: Catalogue | None = None
         self._pipeline: Pipeline | None = None
         self._threads: Threads | None = None
+        self._writers: dict[str, ItemWriter] = {}
+        self._tasks: list[asyncio.Task[None]] = []
 
     @property
     def catalogue(self) -> Catalogue:
@@ -90,6 +100,8 @@ class ServingState:
             searches=ThreadPoolExecutor(workers, "hivlp-search"),
             ahead=ThreadPoolExecutor(workers, "hivlp-ahead"),
             reading=ThreadPoolExecutor(PICTURE_THREADS, "hivlp-picture"),
+            changing=ThreadPoolExecutor(1, "hivlp-change"),
+            loading=ThreadPoolExecutor(1, "hivlp-load"),
         )
 
     async def load(self) -> None:
@@ -114,6 +126,27 @@ class ServingState:
         self._catalogue = catalogue
         for name in catalogue.indexes:
             self.show(name)
+        if catalogue.source is not None:
+            self._follow(catalogue, catalogue.source)
+
+    def writer(self, name: str) -> ItemWriter:
+        """What changes the items of an index. Raises SnapshotMissing, ServiceError 403."""
+        self.catalogue.live(name)
+        if not self.settings.writable or name not in self._writers:
+            raise ReadOnly
+        return self._writers[name]
+
+    def _follow(self, catalogue: Catalogue, source: Source) -> None:
+        """Begin to watch for other versions, and to take changes of items."""
+        changes = self.settings.changes
+        swapper = Swapper(catalogue, source, self.metrics, self.show, changes.poll_s)
+        self._tasks.append(asyncio.create_task(swapper.watch(self.threads.loading)))
+        if not self.settings.writable:
+            return
+        for name in catalogue.indexes:
+            writer = ItemWriter(name, catalogue, source, swapper, self.settings, self.metrics)
+            self._writers[name] = writer
+            self._tasks.append(asyncio.create_task(writer.run(self.threads.changing)))
 
     async def watch_loop(self) -> None:
         """Measure how late the event loop is, for ever."""
@@ -124,7 +157,11 @@ class ServingState:
 
     async def stop_threads(self) -> None:
         """Wait for what runs, then end the threads and close the indexes."""
-        for pool in (self.threads.searches, self.threads.ahead, self.threads.reading):
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        own = self.threads
+        for pool in (own.changing, own.loading, own.searches, own.ahead, own.reading):
             await asyncio.to_thread(pool.shutdown, wait=True)
         for live in self._catalogue.indexes.values() if self._catalogue else ():
             live.close()

@@ -41,9 +41,10 @@ from hivlp.index.snapshot.manifest import (
     SnapshotManifest,
     write_manifest,
 )
-from hivlp.index.snapshot.metadata import fitted
+from hivlp.index.snapshot.metadata import MetadataError, fitted
 from hivlp.index.snapshot.store import SnapshotStore, Staging
 from hivlp.models.artifact import FileRecord, file_record
+from hivlp.models.errors import SpaceMismatch
 
 LOCK = ".changes.lock"
 JOIN = 2
@@ -54,13 +55,17 @@ MOST_PENDING = 200_000
 
 @dataclass(frozen=True, slots=True)
 class Amended:
-    """What was published: `before` was active until then; `unknown` ids could not be deleted."""
+    """What was published: `before` was active until then; `unknown` ids could not be deleted.
+
+    `created` are the ids that there were not before.
+    """
 
     version: str
     before: str
     upserts: int
     deletes: int
     unknown: tuple[str, ...]
+    created: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,24 +101,32 @@ class Held:
         return self.catalogue.holds(item_id)
 
 
-def amend(store: SnapshotStore, name: str, changes: Sequence[Change]) -> Amended | None:
+def amend(
+    store: SnapshotStore, name: str, changes: Sequence[Change], gallery_space: str | None = None
+) -> Amended | None:
     """Publish changes and make them active, in milliseconds; None where they change nothing.
 
-    The last change of an id counts. Unknown ids are not deleted, and named in the answer. Raises
+    The last change of an id counts. Unknown ids are not deleted, and named in the answer.
+    `gallery_space` is that of the changes' vectors (None: there are none). Raises SpaceMismatch,
     SnapshotError, MetadataError (nothing is changed then), BuildError where it can't be written or
     too much is pending.
     """
     try:
         with _turn(store, name):
-            return _amend(store, name, changes)
+            return _amend(store, name, changes, gallery_space)
     except OSError as error:  # a full disk, a folder that is read-only
         raise BuildError(f"index {name!r} can't be changed: {error}") from error
 
 
-def _amend(store: SnapshotStore, name: str, changes: Sequence[Change]) -> Amended | None:
+def _amend(
+    store: SnapshotStore, name: str, changes: Sequence[Change], gallery_space: str | None
+) -> Amended | None:
     held = hold(store, name)
+    if gallery_space not in (None, held.manifest.gallery_space):
+        raise SpaceMismatch(expected=held.manifest.gallery_space, received=str(gallery_space))
     latest = {change.id: change for change in changes}
-    unknown = [c.id for c in latest.values() if isinstance(c, Delete) and not held.has(c.id)]
+    created = frozenset(item_id for item_id in latest if not held.has(item_id))
+    unknown = [c.id for c in latest.values() if isinstance(c, Delete) and c.id in created]
     for item_id in unknown:
         del latest[item_id]
     if not latest:
@@ -142,6 +155,7 @@ def _amend(store: SnapshotStore, name: str, changes: Sequence[Change]) -> Amende
         len(checked) - deletes,
         deletes,
         tuple(unknown),
+        created - set(unknown),
     )
 
 
@@ -163,7 +177,11 @@ def hold(store: SnapshotStore, name: str, version: str | None = None) -> Held:
 def _fitted(change: Change, held: Held, kinds: dict[str, Kind]) -> Change:
     if isinstance(change, Delete):
         return change
-    return replace(change, metadata=fitted(change.metadata, held.types, kinds))
+    try:
+        return replace(change, metadata=fitted(change.metadata, held.types, kinds))
+    except MetadataError as error:
+        error.item_id = change.id
+        raise
 
 
 def _stage(

@@ -32,7 +32,9 @@ WORDS: Mapping[Kind, str] = {
 
 
 class MetadataError(InputError):
-    """A value that its column can't hold."""
+    """A value that its column can't hold; `item_id` is set by whoever knows the item."""
+
+    item_id: str | None = None
 
     def __init__(self, name: str, message: str, *, limit: int | None = None) -> None:
         param = f"metadata.{name}" if name else "metadata"
