@@ -19,7 +19,6 @@ from hivlp.index.build.upserts import Draft, Workshop, encode_drafts
 from hivlp.index.errors import BuildError, NoSuchItem, SnapshotError
 from hivlp.index.snapshot.amend import Amended, amend
 from hivlp.index.snapshot.changes import Change, Delete, Shape, Upsert
-from hivlp.index.snapshot.metadata import MetadataError
 from hivlp.models.errors import HivlpError, SpaceMismatch
 from hivlp.service.errors import Overloaded, ServiceError
 from hivlp.service.metrics import Metrics
@@ -133,14 +132,15 @@ class ItemWriter:
             space = served.searcher.info.gallery_space
             ready = self._encoded(batch, served)
         try:
-            amended = self._amend(batch, ready, space)
+            changes = [ready[place] for place in sorted(ready)]
+            amended = amend(self._source.store, self._name, changes, space) if changes else None
         except (BuildError, SnapshotError, SpaceMismatch) as error:
             loading = "a version of another model is being loaded; try again"
             refused = NotWritable(loading if isinstance(error, SpaceMismatch) else str(error))
             for waiting in batch:
                 waiting.outcome = waiting.outcome or refused
             return
-        searchable = self._serve()
+        searchable = amended is None or self._serve()
         for waiting in batch:
             if waiting.outcome is None:
                 waiting.outcome = _outcome(waiting.change.id, amended, searchable)
@@ -160,20 +160,6 @@ class ItemWriter:
                 else:
                     batch[place].outcome = upsert
         return ready
-
-    def _amend(
-        self, batch: Sequence[_Waiting], ready: dict[int, Change], space: str
-    ) -> Amended | None:
-        """Publish; a change whose metadata don't fit is left out and told so."""
-        while ready:
-            try:
-                changes = [ready[place] for place in sorted(ready)]
-                return amend(self._source.store, self._name, changes, space)
-            except MetadataError as error:
-                place = next(i for i in ready if ready[i].id == error.item_id)
-                batch[place].outcome = error
-                del ready[place]
-        return None
 
     def _serve(self) -> bool:
         """Serve what was published; False where its levels must be loaded first, by the watcher."""
@@ -200,6 +186,9 @@ class ItemWriter:
 
 
 def _outcome(item_id: str, amended: Amended | None, searchable: bool) -> Changed | HivlpError:
-    if amended is None or item_id in amended.unknown:
+    assert amended is not None, "something was to be changed"
+    if item_id in amended.unknown:
         return NoSuchItem(item_id)
+    if item_id in amended.refused:
+        return amended.refused[item_id]
     return Changed(amended.version, item_id in amended.created, searchable)

@@ -13,8 +13,8 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
@@ -55,17 +55,18 @@ MOST_PENDING = 200_000
 
 @dataclass(frozen=True, slots=True)
 class Amended:
-    """What was published: `before` was active until then; `unknown` ids could not be deleted.
+    """What was published; `version` is the active one, a new one where anything changed.
 
-    `created` are the ids that there were not before.
+    `created` are the ids that there were not before, `unknown` those that could not be deleted, and
+    `refused` those whose metadata don't fit.
     """
 
     version: str
-    before: str
-    upserts: int
-    deletes: int
-    unknown: tuple[str, ...]
-    created: frozenset[str]
+    upserts: int = 0
+    deletes: int = 0
+    created: frozenset[str] = frozenset()
+    unknown: frozenset[str] = frozenset()
+    refused: Mapping[str, MetadataError] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,13 +104,13 @@ class Held:
 
 def amend(
     store: SnapshotStore, name: str, changes: Sequence[Change], gallery_space: str | None = None
-) -> Amended | None:
-    """Publish changes and make them active, in milliseconds; None where they change nothing.
+) -> Amended:
+    """Publish changes and make them active, in milliseconds.
 
-    The last change of an id counts. Unknown ids are not deleted, and named in the answer.
-    `gallery_space` is that of the changes' vectors (None: there are none). Raises SpaceMismatch,
-    SnapshotError, MetadataError (nothing is changed then), BuildError where it can't be written or
-    too much is pending.
+    The last change of an id counts. Unknown ids are not deleted, and items whose metadata don't fit
+    the columns are left out: both are named in the answer. `gallery_space` is that of the changes'
+    vectors (None: there are none). Raises SpaceMismatch, SnapshotError, BuildError where it can't
+    be written or too much is pending.
     """
     try:
         with _turn(store, name):
@@ -120,27 +121,52 @@ def amend(
 
 def _amend(
     store: SnapshotStore, name: str, changes: Sequence[Change], gallery_space: str | None
-) -> Amended | None:
+) -> Amended:
     held = hold(store, name)
     if gallery_space not in (None, held.manifest.gallery_space):
         raise SpaceMismatch(expected=held.manifest.gallery_space, received=str(gallery_space))
     latest = {change.id: change for change in changes}
-    created = frozenset(item_id for item_id in latest if not held.has(item_id))
-    unknown = [c.id for c in latest.values() if isinstance(c, Delete) and c.id in created]
-    for item_id in unknown:
-        del latest[item_id]
-    if not latest:
-        return None
+    new = {item_id for item_id in latest if not held.has(item_id)}
+    unknown = {c.id for c in latest.values() if isinstance(c, Delete) and c.id in new}
     kinds = cast(dict[str, Kind], dict(held.changes.columns))
-    checked = [_fitted(change, held, kinds) for change in latest.values()]
-    pending = sum(segment.size for segment in held.segments) + len(checked)
+    checked: list[Change] = []
+    refused: dict[str, MetadataError] = {}
+    for change in latest.values():
+        try:
+            if change.id not in unknown:
+                checked.append(_fitted(change, held, kinds))
+        except MetadataError as error:
+            refused[change.id] = error
+    if not checked:
+        named = frozenset(unknown)
+        return Amended(held.manifest.version, unknown=named, refused=refused)
+    version = _publish(store, name, held, checked, kinds)
+    deletes = sum(isinstance(change, Delete) for change in checked)
+    return Amended(
+        version,
+        len(checked) - deletes,
+        deletes,
+        frozenset(new - unknown - refused.keys()),
+        frozenset(unknown),
+        refused,
+    )
+
+
+def _publish(
+    store: SnapshotStore,
+    name: str,
+    held: Held,
+    changes: Sequence[Change],
+    kinds: dict[str, Kind],
+) -> str:
+    pending = sum(segment.size for segment in held.segments) + len(changes)
     if pending > MOST_PENDING:
         raise BuildError(
             f"index {name!r}: {pending} changes wait beside what was built, at most "
             f"{MOST_PENDING}: build it again"
         )
     with store.stage(name) as staging:
-        manifest = _stage(staging, held, checked, kinds)
+        manifest = _stage(staging, held, changes, kinds)
         write_manifest(staging.path, manifest)
         store.publish(
             staging,
@@ -148,15 +174,7 @@ def _amend(
             expected=held.manifest.version,
             shared=held.manifest.version,
         )
-    deletes = sum(isinstance(change, Delete) for change in checked)
-    return Amended(
-        staging.version,
-        held.manifest.version,
-        len(checked) - deletes,
-        deletes,
-        tuple(unknown),
-        created - set(unknown),
-    )
+    return staging.version
 
 
 def hold(store: SnapshotStore, name: str, version: str | None = None) -> Held:
@@ -177,11 +195,7 @@ def hold(store: SnapshotStore, name: str, version: str | None = None) -> Held:
 def _fitted(change: Change, held: Held, kinds: dict[str, Kind]) -> Change:
     if isinstance(change, Delete):
         return change
-    try:
-        return replace(change, metadata=fitted(change.metadata, held.types, kinds))
-    except MetadataError as error:
-        error.item_id = change.id
-        raise
+    return replace(change, metadata=fitted(change.metadata, held.types, kinds))
 
 
 def _stage(

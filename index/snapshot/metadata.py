@@ -6,6 +6,7 @@ value that it is given.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from datetime import UTC, date, datetime
@@ -32,9 +33,7 @@ WORDS: Mapping[Kind, str] = {
 
 
 class MetadataError(InputError):
-    """A value that its column can't hold; `item_id` is set by whoever knows the item."""
-
-    item_id: str | None = None
+    """A value that its column can't hold."""
 
     def __init__(self, name: str, message: str, *, limit: int | None = None) -> None:
         param = f"metadata.{name}" if name else "metadata"
@@ -65,6 +64,31 @@ def fitted(
             found[name] = _of_kind(name, value, kind)
             kinds[name] = kind
     return found
+
+
+def loosened(metadata: Mapping[str, Any], types: Mapping[str, Any]) -> dict[str, Any]:
+    """Values of a table's row, in their columns' types if they can be: a CSV has texts alone.
+
+    What can't stays as it is, for `fitted` to refuse.
+    """
+    return {name: _loosened(value, types.get(name)) for name, value in metadata.items()}
+
+
+def _loosened(value: Any, arrow: Any) -> Any:
+    if arrow is None or not isinstance(value, str):
+        if arrow is not None and kind_of(arrow) == "text" and not isinstance(value, str):
+            return json.dumps(value, ensure_ascii=False, default=str)
+        return value.isoformat() if isinstance(value, date) else value
+    kind = kind_of(arrow)
+    if kind == "boolean":
+        return {"true": True, "false": False}.get(value.strip().lower(), value)
+    if kind == "number":
+        for number in (int, float):
+            try:
+                return number(value)
+            except ValueError:
+                continue
+    return value
 
 
 def _kind(name: str, value: Any) -> Kind:
