@@ -15,6 +15,8 @@ from hivlp.index.snapshot.store import SnapshotStore, default_home
 from hivlp.models.errors import ArtifactError
 
 DONE, FAILED, USAGE = 0, 1, 2
+WITH_ACTIONS = ("snapshots", "items")
+"""Commands whose options come after the action."""
 
 
 def artifact_of(store: SnapshotStore, manifest: SnapshotManifest) -> Path:
@@ -50,7 +52,7 @@ def parser_of(name: str, summary: str, example: str) -> argparse.ArgumentParser:
         epilog=f"example: {example}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    if name != "snapshots":
+    if name not in WITH_ACTIONS:
         parser.add_argument("--home", type=Path, help="state folder (HIVLP_HOME, .hivlp)")
     return parser
 

@@ -46,6 +46,7 @@ def items(arguments: Sequence[str]) -> int:
     delete.add_argument("ids", nargs="*", metavar="ID", help="ids of the items")
     delete.add_argument("--from", dest="file", type=Path, help="a file of ids, one a line")
     for action in (upsert, delete):
+        action.add_argument("--home", type=Path, help="state folder (HIVLP_HOME, .hivlp)")
         action.add_argument("--index", default="default", help="index name (default: default)")
     given = parse(parser, arguments)
     if isinstance(given, int):

@@ -1,4 +1,4 @@
-"""Items that come and go under a running service, by HTTP and by command, with a real tiny model."""
+"""Items that come and go under a running service, by HTTP and by command; a real tiny model."""
 
 from __future__ import annotations
 
@@ -92,19 +92,9 @@ def test_an_item_put_is_found_at_once_by_what_it_is_and_served_whole(client: htt
     assert "sale/1" not in [hit["id"] for hit in explained["hits"]]
     again = put(client, "sale%2F1", texts=["a tunnel"])
     assert again["created"] is False
-    assert (
-        client.get("/items/sale%2F1").json()
-        == {
-            "id": "sale/1",
-            "index": "default",
-            "snapshot": again["snapshot"],
-            "metadata": {},
-            "image": None,
-            "request_id": client.get("/items/sale%2F1").json()["request_id"],
-        }
-        | {"request_id": client.get("/items/sale%2F1").json()["request_id"]}
-        or True
-    )
+    replaced = client.get("/items/sale%2F1").json()
+    assert (replaced["metadata"], replaced["image"]) == ({}, None)
+    assert replaced["snapshot"] == again["snapshot"]
     assert client.get("/items/sale%2F1/image").status_code == 404
 
 
@@ -149,9 +139,7 @@ def test_filters_see_new_values_and_new_columns(client: httpx.Client) -> None:
     put(client, "b", texts=["bear"], metadata={"name": "second", "stock": 5})
     stock = {"field": "stock", "range": {"gte": 4}}
     assert ids(client, "anything", modality="text", filter=stock) == ["b"]
-    without = {
-        "and": [{"not": {"field": "stock", "exists": True}}, {"field": "name", "exists": True}]
-    }
+    without = {"not": {"field": "stock", "exists": True}}
     assert {"a", "b"}.isdisjoint(ids(client, "anything", modality="text", filter=without))
     assert ids(client, "bear", modality="text", filter={"field": "name", "eq": "first"}) == ["a"]
     wrong = client.post(
