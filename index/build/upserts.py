@@ -200,7 +200,8 @@ def _ready(work: _Work, workshop: Workshop, cache: EmbeddingCache) -> Upsert | I
     reference = None
     if draft.picture is not None:
         reference = keep_upload(workshop.index_folder, draft.picture)
-    return Upsert(draft.id, reference, texts, draft.metadata, image, vectors)
+    own = bool(draft.vectors)
+    return Upsert(draft.id, reference, texts, draft.metadata, image, vectors, own=own)
 
 
 def own_vector(given: Sequence[float], shape: Shape) -> FloatArray:

@@ -19,6 +19,7 @@ from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from hivlp.index.backends.rows import LevelRows, inverse_norms
 from hivlp.index.candidates import RowArray
@@ -32,6 +33,7 @@ SCHEMA = pa.schema(
         ("sequence", pa.int64()),
         ("id", pa.string()),
         ("deleted", pa.bool_()),
+        ("own", pa.bool_()),
         ("image", pa.string()),
         ("metadata", pa.string()),
         ("texts", pa.list_(pa.string())),
@@ -46,7 +48,8 @@ class Upsert:
     """An item as it is from now on, encoded: everything it was before is forgotten.
 
     `image_vector` (W,) float32 or None, `text_vectors` (n, W), one a text: rows as the gallery
-    keeps them, of W numbers (`Shape.width`). `image` is the picture's reference.
+    keeps them, of W numbers (`Shape.width`). `image` is the picture's reference. `own`: the vectors
+    were given, not encoded, and no encoder can make them again.
     """
 
     id: str
@@ -55,6 +58,7 @@ class Upsert:
     metadata: Mapping[str, Any] = field(default_factory=dict)
     image_vector: FloatArray | None = None
     text_vectors: FloatArray | None = None
+    own: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +163,7 @@ class Segment:
             tuple(row["texts"] or ()),
             self.metadata(place),
             *(self._vectors(name, place) for name in ("image_vector", "text_vectors")),
+            own=bool(self.table.column("own")[place].as_py()),
         )
 
     def _vectors(self, name: str, place: int) -> FloatArray | None:
@@ -195,6 +200,19 @@ def joined(older: Segment, newer: Any) -> Any:
     return pa.concat_tables([older.table.filter(pa.array(kept)), newer])
 
 
+def without_vectors(table: Any) -> Any:
+    """A table of changes without the vectors that an encoder can make again.
+
+    For changes that are in the levels: they are kept for the next build, which encodes.
+    """
+    own = table.column("own")
+    for name in ("image_vector", "text_vectors"):
+        place = table.schema.get_field_index(name)
+        kept = pc.if_else(own, table.column(name), pa.scalar(None, SCHEMA.field(name).type))
+        table = table.set_column(place, SCHEMA.field(name), kept)
+    return table
+
+
 def write_segment(folder: Path, table: Any) -> str:
     """Write a table of changes, oldest first; returns the file's name."""
     numbers = table.column("sequence")
@@ -206,14 +224,15 @@ def write_segment(folder: Path, table: Any) -> str:
 
 def _values(change: Change, width: int) -> tuple[Any, ...]:
     if isinstance(change, Delete):
-        return (None,) * 5
+        return (False, *(None,) * 5)
     texts = np.empty((0, width), np.float32) if change.text_vectors is None else change.text_vectors
     texts = texts.reshape(-1, width)
     assert len(texts) == len(change.texts), (len(texts), len(change.texts))
     image = change.image_vector
     assert image is None or image.shape == (width,), image.shape
     metadata = json.dumps(dict(change.metadata), ensure_ascii=False, sort_keys=True)
-    return (change.image, metadata, list(change.texts), image, texts.reshape(-1))
+    vectors = (image, texts.reshape(-1))
+    return (change.own, change.image, metadata, list(change.texts), *vectors)
 
 
 def open_segment(path: Path, name: str, shape: Shape) -> Segment:
@@ -233,7 +252,7 @@ def open_segment(path: Path, name: str, shape: Shape) -> Segment:
         if len(owners):
             texts = tuple(t for ts in table.column("texts").to_pylist() if ts for t in ts)
             own = texts if side == "text" else ()
-            if own and len(own) != len(owners):
+            if side == "text" and len(own) != len(owners):
                 raise ValueError(f"{len(own)} texts for {len(owners)} text vectors")
             sides[cast(Modality, side)] = SegmentSide(shape.cut(matrix), owners, own)
     return Segment(name, ids, hashes, deleted, sides, table)

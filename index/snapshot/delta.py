@@ -54,15 +54,18 @@ class Delta:
         segments: Sequence[Segment],
         catalogue: Catalogue,
         row_items: Mapping[Modality, RowArray],
+        erased: RowArray = _NOTHING,
     ) -> None:
-        """`row_items` are the items of the built rows of each side, ascending."""
+        """`row_items` are the items of the built rows of each side, ascending; `erased` built items
+        of which nothing is left but their place.
+        """
         self.segments = tuple(segments)
         self._built_items = len(catalogue)
         self._row_items = row_items
         self._latest = _latest(segments)
         self._starts = np.cumsum([0, *(segment.size for segment in segments)])
         replaced = [_replaced(segment, catalogue) for segment in segments]
-        self.hidden_items = np.unique(np.concatenate([_NOTHING, *replaced]))
+        self.hidden_items = np.unique(np.concatenate([erased, *replaced]))
         live = self._live_items()
         self.parts = {side: self._parts(side, live) for side in SIDES}
 

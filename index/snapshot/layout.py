@@ -9,6 +9,7 @@ ITEMS = "items.arrow"
 ITEM_HASHES = "item_hashes.npy"
 ITEM_ORDINALS = "item_ordinals.npy"
 TEXTS = "text/texts.arrow"
+ERASED = "erased.npy"
 TABLE_SUFFIX = ".arrow"
 
 

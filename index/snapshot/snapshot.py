@@ -266,14 +266,28 @@ class _Opener:
         `opened` are segments that another version over the same levels has open already.
         """
         changes = self._manifest.changes
-        if changes is None or not changes.pending:
+        erased = self._erased()
+        if not len(erased) and (changes is None or not changes.pending):
             return None
         shape = Shape(self._manifest.specs, self._manifest.gallery)
         segments = [
-            opened.get(record.file) or self._segment(record, shape) for record in changes.pending
+            opened.get(record.file) or self._segment(record, shape)
+            for record in (changes.pending if changes else ())
         ]
         row_items = {side: own.row_items for side, own in sides.items()}
-        return Delta(segments, catalogue, row_items)
+        return Delta(segments, catalogue, row_items, erased)
+
+    def _erased(self) -> RowArray:
+        """Built items of which nothing is left but their place."""
+        if layout.ERASED not in self._manifest.files:
+            return np.empty(0, np.int64)
+        try:
+            found = np.load(self._path / layout.ERASED, allow_pickle=False)
+        except (OSError, ValueError, EOFError) as error:
+            raise self._corrupt(layout.ERASED, f"not a readable array: {error}") from error
+        if found.ndim != 1 or found.dtype != np.int64:
+            raise self._corrupt(layout.ERASED, f"holds {found.dtype}{found.shape}")
+        return cast(RowArray, found)
 
     def _segment(self, record: SegmentRecord, shape: Shape) -> Segment:
         try:
