@@ -162,7 +162,8 @@ class Segment:
             row["image"],
             tuple(row["texts"] or ()),
             self.metadata(place),
-            *(self._vectors(name, place) for name in ("image_vector", "text_vectors")),
+            self._vectors("image_vector", place),
+            self._vectors("text_vectors", place),
             own=bool(self.table.column("own")[place].as_py()),
         )
 
