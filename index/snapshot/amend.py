@@ -21,8 +21,9 @@ from typing import Any, cast
 
 import pyarrow as pa
 
-from hivlp.index.errors import BuildError, SnapshotError
-from hivlp.index.snapshot.catalogue import OWN_COLUMNS, Catalogue, open_catalogue
+from hivlp.index.errors import BuildError, SnapshotCorrupt, SnapshotError
+from hivlp.index.snapshot import layout
+from hivlp.index.snapshot.catalogue import OWN_COLUMNS, Catalogue, open_catalogue, open_table
 from hivlp.index.snapshot.changes import (
     Change,
     Delete,
@@ -94,6 +95,14 @@ class Held:
         schema = self.catalogue.table.schema
         return {f.name: f.type for f in schema if f.name not in OWN_COLUMNS}
 
+    def texts(self) -> Any:
+        """The text of each row of the text side, as an Arrow column. Raises SnapshotCorrupt."""
+        try:
+            return open_table(self.path / layout.TEXTS).column("text")
+        except (OSError, pa.ArrowInvalid) as error:
+            index, version = self.manifest.index, self.manifest.version
+            raise SnapshotCorrupt(index, version, layout.TEXTS, str(error)) from error
+
     def has(self, item_id: str) -> bool:
         """Whether it holds an item of this id."""
         for segment in reversed(self.segments):
@@ -113,7 +122,7 @@ def amend(
     be written or too much is pending.
     """
     try:
-        with _turn(store, name):
+        with turn(store, name):
             return _amend(store, name, changes, gallery_space)
     except OSError as error:  # a full disk, a folder that is read-only
         raise BuildError(f"index {name!r} can't be changed: {error}") from error
@@ -177,13 +186,19 @@ def _publish(
     return staging.version
 
 
-def hold(store: SnapshotStore, name: str, version: str | None = None) -> Held:
-    """A version's manifest, ids and changes (None: the active one). Raises SnapshotError."""
+def hold(
+    store: SnapshotStore, name: str, version: str | None = None, *, whole: bool = False
+) -> Held:
+    """A version's manifest, ids and changes (None: the active one). Raises SnapshotError.
+
+    `whole`: those changes too that its levels hold already.
+    """
     wanted = store.current(name) if version is None else version
     path = store.path(name, wanted)
     manifest = store.manifest(name, wanted)
     shape = Shape(manifest.specs, manifest.gallery)
-    records = manifest.changes.pending if manifest.changes else ()
+    changes = manifest.changes
+    records = () if changes is None else changes.segments if whole else changes.pending
     try:
         catalogue = open_catalogue(path)
         segments = tuple(open_segment(path, record.file, shape) for record in records)
@@ -207,7 +222,7 @@ def _stage(
     table = change_table(changes, before.last + 1, held.shape)
     segments = list(held.segments)
     while segments and segments[-1].size <= JOIN * table.num_rows:
-        table = joined(segments.pop(), table)
+        table = joined(segments.pop().table, table)
     own = write_segment(staging.path, table)
     gone = {s.name for s in held.segments} - {s.name for s in segments}
     kept = {name: record for name, record in old.files.items() if name not in gone}
@@ -240,7 +255,7 @@ def link(source: Path, target: Path, files: dict[str, FileRecord]) -> None:
 
 
 @contextlib.contextmanager
-def _turn(store: SnapshotStore, name: str) -> Iterator[None]:
+def turn(store: SnapshotStore, name: str) -> Iterator[None]:
     """One who changes an index at a time. Raises SnapshotMissing for an unknown index."""
     store.current(name)
     with (store.root / name / LOCK).open("w") as lock:

@@ -190,15 +190,10 @@ def change_table(changes: Sequence[Change], first: int, shape: Shape) -> Any:
     return pa.table(arrays, schema=SCHEMA)
 
 
-def joined(older: Segment, newer: Any) -> Any:
-    """A segment and a table of later changes as one table: the last change of each id."""
-    ids = newer.column("id").to_pylist()
-    hashes = np.fromiter((id_hash(item_id) for item_id in ids), np.uint64, count=len(ids))
-    later = set(ids)
-    kept = np.ones(older.size, np.bool_)
-    for place in np.flatnonzero(np.isin(older.hashes, hashes)).tolist():
-        kept[place] = older.ids[place] not in later
-    return pa.concat_tables([older.table.filter(pa.array(kept)), newer])
+def joined(older: Any, newer: Any) -> Any:
+    """A table of changes and one of later ones as one table: the last change of each id."""
+    again = pc.is_in(older.column("id"), value_set=newer.column("id"))
+    return pa.concat_tables([older.filter(pc.invert(again)), newer])
 
 
 def without_vectors(table: Any) -> Any:
@@ -212,6 +207,12 @@ def without_vectors(table: Any) -> Any:
         kept = pc.if_else(own, table.column(name), pa.scalar(None, SCHEMA.field(name).type))
         table = table.set_column(place, SCHEMA.field(name), kept)
     return table
+
+
+def without_ids(table: Any, ids: Iterable[str]) -> Any:
+    """A table of changes without those of some items."""
+    gone = pc.is_in(table.column("id"), value_set=pa.array(sorted(ids), pa.string()))
+    return table.filter(pc.invert(gone))
 
 
 def write_segment(folder: Path, table: Any) -> str:
@@ -272,12 +273,17 @@ def _rows(column: Any, width: int) -> tuple[FloatArray, RowArray]:
     return flat.reshape(-1, width), owners
 
 
-def last_changes(segments: Iterable[Segment]) -> Iterator[Change]:
-    """What holds of several segments, oldest first: the last change of each id."""
-    latest = {
-        item_id: (segment, place)
-        for segment in segments
-        for place, item_id in enumerate(segment.ids)
-    }
+def last_changes(segments: Iterable[Segment], after: int = 0) -> Iterator[Change]:
+    """What holds of several segments, oldest first: the last change of each id.
+
+    Only changes with a sequence number above `after`.
+    """
+    latest: dict[str, tuple[Segment, int]] = {}
+    for segment in segments:
+        numbers = segment.table.column("sequence").to_pylist()
+        for place, (item_id, number) in enumerate(zip(segment.ids, numbers, strict=True)):
+            if number > after:
+                latest.pop(item_id, None)
+                latest[item_id] = (segment, place)
     for segment, place in latest.values():
         yield segment.change(place)

@@ -110,7 +110,7 @@ class Delta:
     def _alive(self) -> dict[Modality, RowMask]:
         found: dict[Modality, RowMask] = {}
         for side, row_items in self._row_items.items():
-            rows = _rows_of(self.hidden_items, row_items)
+            rows = rows_of(self.hidden_items, row_items)
             if len(rows):
                 allowed = np.ones(len(row_items), np.bool_)
                 allowed[rows] = False
@@ -245,7 +245,7 @@ def _replaced(segment: Segment, catalogue: Catalogue) -> RowArray:
     return known
 
 
-def _rows_of(items: RowArray, row_items: RowArray) -> RowArray:
+def rows_of(items: RowArray, row_items: RowArray) -> RowArray:
     """The rows of given items; both are ascending."""
     begins = np.searchsorted(row_items, items, side="left")
     ends = np.searchsorted(row_items, items, side="right")

@@ -30,6 +30,12 @@ def keep_upload(index_folder: Path, data: bytes) -> str:
     return f"{PREFIX}{digest}"
 
 
+def upload_path(index_folder: Path, reference: str) -> Path | None:
+    """The file of an uploaded picture; None for a reference to another one."""
+    found = _REF.fullmatch(reference)
+    return index_folder / FOLDER / _place(found[1]) if found else None
+
+
 @dataclass(frozen=True, slots=True)
 class PictureRoots:
     """Where the pictures of a version lie: the corpus's folder, and its index's uploads."""
