@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import tokenize
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -36,6 +36,7 @@ from hivlp.index.level_index import LevelIndex
 from hivlp.index.snapshot import layout
 from hivlp.index.snapshot.catalogue import Catalogue, HashArray, open_table
 from hivlp.index.snapshot.coded import FOLDER, code_column, coded_files, open_coded
+from hivlp.index.snapshot.leases import Lease
 from hivlp.index.snapshot.manifest import MANIFEST_NAME, SnapshotManifest, read_manifest
 from hivlp.models.artifact import file_record
 from hivlp.models.levels import FloatArray, Modality
@@ -88,6 +89,7 @@ class Snapshot:
         self._filters: FilterMasks | None = filters
         self._catalogue: Catalogue | None = catalogue
         self._sides: Mapping[Modality, Side] | None = sides
+        self._lease: Lease | None = None
 
     @staticmethod
     def open(
@@ -97,17 +99,19 @@ class Snapshot:
         *,
         backend: Backend = "faiss-cpu",
         hash_up_to_bytes: int | None = None,
+        verified: Collection[str] = (),
     ) -> Snapshot:
         """Verify and open the version in `path`.
 
         Files larger than `hash_up_to_bytes` are checked by size alone (None: all are hashed), but
-        for tables: a changed byte in one can end the process that reads it.
+        for tables: a changed byte in one can end the process that reads it. Files in `verified`
+        were hashed by the caller, or are files of a version that was.
         Raises SnapshotCorrupt naming the first file that is missing, changed or unexpected;
         NoDevice and MissingExtra for a backend that isn't there, DeviceFailed for a GPU that can't
         take it (`auto` falls back to the CPU then).
         """
         manifest = read_manifest(path, index, version)
-        check_files(path, manifest, hash_up_to_bytes)
+        check_files(path, manifest, hash_up_to_bytes, verified)
         opener = _Opener(path, manifest, choose_backend(backend))
         try:
             sides = opener.sides()
@@ -143,14 +147,25 @@ class Snapshot:
         """Whether `close` was called."""
         return self._sides is None
 
+    def keep(self, lease: Lease) -> None:
+        """Hold a lease on the folder until `close`."""
+        self._lease = lease
+
     def close(self) -> None:
-        """Let go of every mapping. Closing twice is fine."""
+        """Let go of every mapping, and of the lease. Closing twice is fine."""
         self._sides = None
         self._catalogue = None
         self._filters = None
+        if self._lease is not None:
+            self._lease.release()
 
 
-def check_files(path: Path, manifest: SnapshotManifest, hash_up_to_bytes: int | None) -> None:
+def check_files(
+    path: Path,
+    manifest: SnapshotManifest,
+    hash_up_to_bytes: int | None,
+    verified: Collection[str] = (),
+) -> None:
     """Compare a folder with its manifest. Raises SnapshotCorrupt naming the first difference."""
     present = {
         str(file.relative_to(path))
@@ -165,13 +180,18 @@ def check_files(path: Path, manifest: SnapshotManifest, hash_up_to_bytes: int | 
             reason = "missing"
         elif (size := (path / name).stat().st_size) != record.size_bytes:
             reason = f"{size} bytes, the manifest says {record.size_bytes}"
-        elif _is_hashed(name, size, hash_up_to_bytes) and file_record(path / name) != record:
+        elif (
+            name not in verified
+            and is_hashed(name, size, hash_up_to_bytes)
+            and file_record(path / name) != record
+        ):
             reason = "its sha256 differs from the manifest"
         if reason is not None:
             raise SnapshotCorrupt(manifest.index, manifest.version, name, reason)
 
 
-def _is_hashed(name: str, size: int, up_to_bytes: int | None) -> bool:
+def is_hashed(name: str, size: int, up_to_bytes: int | None) -> bool:
+    """Whether opening hashes a file of this name and size."""
     return up_to_bytes is None or size <= up_to_bytes or name.endswith(layout.TABLE_SUFFIX)
 
 
