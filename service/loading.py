@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from hivlp.index.backends.choose import Backend
 from hivlp.index.local_searcher import LocalSearcher
 from hivlp.index.snapshot.live import LiveSnapshot
 from hivlp.index.snapshot.manifest import SnapshotManifest
@@ -74,7 +75,7 @@ def load_catalogue(settings: Settings) -> Catalogue:
     models: dict[Path, ServedModel] = {}
     indexes: dict[str, ServedIndex] = {}
     for name in names_to_serve(settings):
-        snapshot = store.open(name, backend=settings.backend, hash_up_to_bytes=HASH_UP_TO_BYTES)
+        snapshot = open_whole(store, name, settings.backend)
         path = find_artifact(settings, snapshot.manifest)
         if path not in models:
             models[path] = _load_model(path, settings.threads.encoder)
@@ -96,6 +97,21 @@ def load_catalogue(settings: Settings) -> Catalogue:
             room = read_through(snapshot, room)
         warm(catalogue, settings.limits)
     return catalogue
+
+
+def open_whole(store: SnapshotStore, name: str, backend: Backend) -> Snapshot:
+    """The active version of an index, or where it fails the last good one, which the log says.
+
+    Raises SnapshotMissing, and NoGoodVersion naming every version and what is wrong with it.
+    """
+    snapshot, passed = store.open_last_good(
+        name, backend=backend, hash_up_to_bytes=HASH_UP_TO_BYTES
+    )
+    for entry in passed:
+        log.error("index %s: NOT SERVED is version %s", name, entry.to_text())
+    if passed:
+        log.error("index %s: the last good version is %s", name, snapshot.manifest.version)
+    return snapshot
 
 
 def read_through(snapshot: Snapshot, room: int | None) -> int | None:

@@ -90,6 +90,8 @@ class Settings(BaseSettings):
     # What scans the levels: the GPU where there is one, else the CPU. See docs/operations.md.
     backend: Backend = "auto"
     warm: bool = True
+    # How fast large files of served versions are hashed in the background; 0 turns it off.
+    scrub_mib_per_s: float = Field(default=50.0, ge=0, allow_inf_nan=False)
     limits: Limits = Limits()
     cache: CacheSettings = CacheSettings()
     threads: Threads = Threads()

@@ -18,6 +18,7 @@ from hivlp.service.errors import NotReady
 from hivlp.service.metrics import Metrics
 from hivlp.service.pictures import Pictures
 from hivlp.service.pipeline import Pipeline, Workers
+from hivlp.service.scrubbing import Scrubbing
 from hivlp.service.serving import Catalogue
 from hivlp.service.settings import Settings
 
@@ -50,6 +51,7 @@ class ServingState:
         self.picture_admission = Admission(capacity)
         self.cache = MemoryCache(settings.cache.max_bytes, settings.cache.ttl_s)
         self.pictures = Pictures(settings.limits.max_pixels)
+        self.scrubbing = Scrubbing(settings.scrub_mib_per_s, self.metrics)
         self.failure: BaseException | None = None
         self._load = load
         self._catalogue: Catalogue | None = None
@@ -113,6 +115,7 @@ class ServingState:
         )
         self._catalogue = catalogue
         self._show(catalogue)
+        self.scrubbing.start(catalogue)
 
     async def watch_loop(self) -> None:
         """Measure how late the event loop is, for ever."""
@@ -125,6 +128,7 @@ class ServingState:
         """Wait for what runs, then end the threads and close the indexes."""
         for pool in (self.threads.searches, self.threads.ahead, self.threads.reading):
             await asyncio.to_thread(pool.shutdown, wait=True)
+        await asyncio.to_thread(self.scrubbing.close)
         for index in self._catalogue.indexes.values() if self._catalogue else ():
             index.live.close()
 

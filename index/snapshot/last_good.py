@@ -24,10 +24,10 @@ def open_last_good(
     store: SnapshotStore, name: str, *, backend: Backend, hash_up_to_bytes: int | None
 ) -> tuple[Snapshot, list[Quarantined]]:
     """As `SnapshotStore.open_last_good`."""
-    bad = {entry.version: entry for entry in _known(store, name)}
     tried: dict[str, str] = {}
     passed: list[Quarantined] = []
     for version in _candidates(store, name):
+        bad = {entry.version: entry for entry in _known(store, name)}
         if version in bad:
             passed.append(bad[version])
             tried[version] = bad[version].what

@@ -6,8 +6,11 @@ read-only can't record, this process remembers.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
+import os
+import stat
 from collections.abc import Collection, Iterable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,7 +24,7 @@ from hivlp.index.errors import (
     SnapshotQuarantined,
 )
 from hivlp.index.snapshot.durable import replace_text
-from hivlp.index.snapshot.names import QUARANTINE
+from hivlp.index.snapshot.names import QUARANTINE, versions_in
 from hivlp.index.snapshot.pointer import locked
 
 log = logging.getLogger("hivlp.index")
@@ -98,17 +101,35 @@ class Quarantine:
                 raise SnapshotQuarantined(self._folder.name, version, entry.file, entry.reason)
 
     def add(self, version: str, file: str, reason: str) -> Quarantined:
-        """Record that a version failed, durably where that can be. Logs it."""
+        """Record that a version failed, durably where that can be. Logs it.
+
+        Versions of which that file is a hard link have the same bytes, and are quarantined too.
+        """
         entry = found_wrong(version, file, reason)
-        log.error("index %s: quarantined version %s", self._folder.name, entry.to_text())
+        same = [
+            found_wrong(other, file, f"one file with that of version {version}: {reason}")
+            for other in self._sharing(version, file)
+        ]
+        for bad in (entry, *same):
+            log.error("index %s: quarantined version %s", self._folder.name, bad.to_text())
         try:
             with locked(self._folder):
-                others = [old for old in self._readable() if old.version != version]
-                _write(self._folder, [*others, entry])
+                new = {bad.version: bad for bad in (*same, entry)}
+                others = [old for old in self._readable() if old.version not in new]
+                _write(self._folder, [*others, *new.values()])
         except (OSError, SnapshotMissing) as error:
             log.error("index %s: only this process knows: %s", self._folder.name, error)
-            self._unrecorded[version] = entry
+            self._unrecorded.update({bad.version: bad for bad in (entry, *same)})
         return entry
+
+    def _sharing(self, version: str, file: str) -> list[str]:
+        """Other versions whose file of this name is the same one on disk."""
+        with contextlib.suppress(OSError):
+            bad = (self._folder / version / file).lstat()
+            if stat.S_ISREG(bad.st_mode):
+                others = (other for other in versions_in(self._folder) if other != version)
+                return [v for v in others if _is_same(self._folder / v / file, bad)]
+        return []
 
     def lift(self, version: str) -> None:
         """Forget a version that was found right."""
@@ -130,6 +151,13 @@ class Quarantine:
         except SnapshotError as error:
             log.error("%s: it is begun anew", error)
             return []
+
+
+def _is_same(path: Path, other: os.stat_result) -> bool:
+    try:
+        return os.path.samestat(path.lstat(), other)
+    except OSError:
+        return False
 
 
 def _read(folder: Path) -> list[Quarantined]:
