@@ -86,8 +86,8 @@ class Rules:
         if version in good[: self.keep]:
             return f"among the {self.keep} activated last"
         if self.older_than is None:
-            newer = not self.history or version > self.history[-1]
-            return "newer than the active version" if newer else None
+            waits = version not in self.history and version > max(self.history[-1:], default="")
+            return "newer than the active version" if waits else None
         return self._young(datetime.fromtimestamp(folder.stat().st_mtime, UTC), "published")
 
     def _young(self, since: datetime, what: str) -> str | None:
