@@ -27,7 +27,7 @@ from hivlp.models.runtime.threads import available_threads
 PREFIX = "HIVLP_"
 FILE_VARIABLE = "HIVLP_SETTINGS_FILE"
 # Read elsewhere, by this package's tests and by nothing that serves.
-FOREIGN_VARIABLES = frozenset({"HIVLP_REQUIRE", FILE_VARIABLE})
+FOREIGN_VARIABLES = frozenset({"HIVLP_REQUIRE", "HIVLP_KILL_ROUNDS", FILE_VARIABLE})
 MIB = 1 << 20
 
 

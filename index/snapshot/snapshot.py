@@ -35,7 +35,13 @@ from hivlp.index.filter_masks import FilterMasks
 from hivlp.index.level_index import LevelIndex
 from hivlp.index.snapshot import layout
 from hivlp.index.snapshot.catalogue import Catalogue, HashArray, open_table
-from hivlp.index.snapshot.coded import FOLDER, code_column, coded_files, open_coded
+from hivlp.index.snapshot.coded import (
+    FOLDER,
+    BrokenColumn,
+    code_column,
+    coded_files,
+    open_coded,
+)
 from hivlp.index.snapshot.leases import Lease
 from hivlp.index.snapshot.manifest import MANIFEST_NAME, SnapshotManifest, read_manifest
 from hivlp.models.artifact import file_record
@@ -222,6 +228,8 @@ class _Opener:
                 columns = {name: code_column(name, table.column(name)) for name in names}
             else:
                 columns = open_coded(self._path, table, names)
+        except BrokenColumn as error:
+            raise self._corrupt(error.file, str(error)) from error.__cause__
         except (OSError, ValueError, pa.ArrowInvalid) as error:
             raise self._corrupt(FOLDER, str(error)) from error
         return FilterMasks(columns, self._manifest.items)
