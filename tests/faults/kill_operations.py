@@ -38,10 +38,14 @@ WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 
 @dataclass(frozen=True)
 class Operation:
-    """`run` is killed; `prepare` comes before it, in a copy of the template."""
+    """`run` is killed; `prepare` comes before it, in a copy of the template.
+
+    `again`: whoever runs it once more afterwards, by hand say, sees it end well.
+    """
 
     run: Callable[[Path], object]
     prepare: Callable[[Path], object] = lambda root: None
+    again: bool = True
 
 
 def make_template(root: Path) -> Path:
@@ -53,10 +57,11 @@ def make_template(root: Path) -> Path:
     make_tiny_artifact(root / "home" / "artifacts" / "tiny")
     for _ in range(2):
         build(root)
-    shutil.copytree(root / "home", root / "elsewhere")
-    build(root, "elsewhere")
-    bucket = str(root / "bucket")
-    push(store_of(root, "elsewhere"), bucket, NAME, quiet=True)
+    elsewhere = root.with_name("elsewhere")
+    shutil.copytree(root, elsewhere)
+    _draw(elsewhere / "corpus", "green", 9)  # so that there is something to fetch
+    build(elsewhere)
+    push(store_of(elsewhere), str(root / "bucket"), NAME, quiet=True)
     return root
 
 
@@ -66,18 +71,18 @@ def _draw(folder: Path, name: str, shade: int = 0) -> None:
     (folder / f"{name}-{shade}.txt").write_text(f"a {name} square\n")
 
 
-def store_of(root: Path, home: str = "home") -> SnapshotStore:
-    return SnapshotStore(root / home)
+def store_of(root: Path) -> SnapshotStore:
+    return SnapshotStore(root / "home")
 
 
 def model_of(root: Path) -> Model:
     return Model.load(root / "home" / "artifacts" / "tiny")
 
 
-def build(root: Path, home: str = "home") -> str:
+def build(root: Path) -> str:
     """Build a version; returns it."""
     corpus = open_corpus(root / "corpus")
-    return build_index(corpus, model_of(root), store_of(root, home), NAME, QUIET).manifest.version
+    return build_index(corpus, model_of(root), store_of(root), NAME, QUIET).manifest.version
 
 
 def search(root: Path, colour: str) -> str:
@@ -133,12 +138,12 @@ OPERATIONS = {
     "publish": Operation(lambda root: _publish(root, shared=False)),
     "supersede": Operation(lambda root: _publish(root, shared=True)),
     "activate": Operation(lambda root: store_of(root).activate(NAME, _first(root))),
-    "rollback": Operation(lambda root: store_of(root).rollback(NAME)),
+    "rollback": Operation(lambda root: store_of(root).rollback(NAME), again=False),
     "quarantine": Operation(
         lambda root: store_of(root).quarantine(NAME).add(_first(root), "image/rows.npy", "a test")
     ),
     "gc": Operation(_gc, _leave),
-    "remove": Operation(lambda root: store_of(root).remove(NAME, _first(root))),
+    "remove": Operation(lambda root: store_of(root).remove(NAME, _first(root)), again=False),
     "pull": Operation(lambda root: pull(store_of(root), str(root / "bucket"), NAME, quiet=True)),
     "push": Operation(lambda root: push(store_of(root), str(root / "bucket"), NAME, quiet=True)),
 }

@@ -93,9 +93,9 @@ def state(root: Path, before: tuple[list[str], list[str]]) -> str:
     return ", ".join([*hidden, *new, *gone, *moved]) or "as before"
 
 
-def check(root: Path, before: tuple[list[str], list[str]]) -> None:
-    """The store is fine after whatever happened, and stays fine."""
-    store = SnapshotStore(root / "home")
+def check_whole(root: Path, before: tuple[list[str], list[str]]) -> None:
+    """What is active and what is published is whole, nothing is in use, and it is searched."""
+    store = store_of(root)
     versions, history = before
     now = store.history(NAME)
     assert now[-1] in store.versions(NAME)
@@ -107,6 +107,11 @@ def check(root: Path, before: tuple[list[str], list[str]]) -> None:
         assert not store.in_use(NAME, version)
     assert search(root, "blue").startswith("blue")
     store.quarantine(NAME).entries()
+
+
+def check_goes_on(root: Path) -> None:
+    """A build and a pull end well, and then nothing lies about."""
+    store = store_of(root)
     built = build(root)
     assert store.current(NAME) == built
     store.verify(NAME)
@@ -124,7 +129,10 @@ def attempt(template: Path, root: Path, name: str, **how: float | int) -> tuple[
     before = (store_of(root).versions(NAME), store_of(root).history(NAME))
     code, _, _ = run(root, name, **how)  # type: ignore[arg-type]
     reached = state(root, before)
-    check(root, before)
+    check_whole(root, before)
+    if OPERATIONS[name].again:
+        OPERATIONS[name].run(root)
+    check_goes_on(root)
     return code, reached
 
 
