@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 
-from hivlp.index.arguments import DONE, model_of, parse, parser_of, positive, store_of
-from hivlp.index.errors import SnapshotMissing
+from hivlp.index.arguments import DONE, FAILED, model_of, parse, parser_of, positive, store_of
+from hivlp.index.errors import SnapshotError, SnapshotMissing
 from hivlp.index.snapshot.export import export_faiss
 from hivlp.index.snapshot.gc import GcReport
 from hivlp.index.snapshot.store import KEEP, SnapshotStore, VersionInfo
@@ -156,14 +157,25 @@ def _export(given: argparse.Namespace, store: SnapshotStore) -> int:
 
 
 def _gc(given: argparse.Namespace, store: SnapshotStore) -> int:
-    for name in store.names() if given.index == "all" else [given.index]:
-        older_than = given.older_than or None
-        print(
-            _collected(
-                store.gc(name, keep=given.keep, older_than=older_than, dry_run=given.dry_run)
+    """Collect one index, or each: one that can't be is told and doesn't keep the others from it."""
+    names = store.names() if given.index == "all" else [given.index]
+    code = DONE
+    for name in names:
+        try:
+            report = store.gc(
+                name,
+                keep=given.keep,
+                older_than=given.older_than or None,
+                dry_run=given.dry_run,
             )
-        )
-    return DONE
+        except SnapshotError as error:
+            if given.index != "all":
+                raise
+            print(f"hivlp snapshots: {error}", file=sys.stderr)
+            code = FAILED
+        else:
+            print(_collected(report))
+    return code
 
 
 def _collected(report: GcReport) -> str:

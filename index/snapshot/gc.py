@@ -68,6 +68,7 @@ class GcReport:
 class Rules:
     """What an index's versions are judged by; `history` ends with the active one."""
 
+    published: Sequence[str]
     history: Sequence[str]
     quarantined: Sequence[Quarantined]
     keep: int
@@ -82,7 +83,8 @@ class Rules:
             return "active"
         if version in bad:
             return self._young(bad[version].time, "quarantined")
-        good = [old for old in dict.fromkeys(reversed(self.history)) if old not in bad]
+        there = set(self.published) - set(bad)
+        good = [old for old in dict.fromkeys(reversed(self.history)) if old in there]
         if version in good[: self.keep]:
             return f"among the {self.keep} activated last"
         if self.older_than is None:
@@ -116,10 +118,11 @@ def collect(
     """Collect the index in `folder`; see `SnapshotStore.gc`."""
     with contextlib.nullcontext() if dry_run else locked(folder):
         entries = quarantine.entries()
-        rules = Rules(read_history(folder), entries, keep, older_than, datetime.now(UTC))
+        published, history = versions_in(folder), read_history(folder)
+        rules = Rules(published, history, entries, keep, older_than, datetime.now(UTC))
         going: list[Path] = []
         kept: list[Kept] = []
-        for version in versions_in(folder):
+        for version in published:
             path = folder / version
             reason = rules.reason_to_keep(path)
             waiting = None if reason else _without_readers(path, dry_run)

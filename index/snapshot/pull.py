@@ -74,10 +74,11 @@ def pull(
         raise SnapshotMissing(name, wanted, "is no version; a version is YYYYMMDDTHHMMSS-ffffff")
     if wanted in store.versions(name):
         return _activated(store, name, wanted, activate)
+    sealed = b"".join(remote.blocks(name, wanted, MANIFEST_NAME))
     with store.stage_pull(name, wanted) as staging:
         if wanted in store.versions(name):  # another pull was quicker
             return _activated(store, name, wanted, activate)
-        manifest = _fetch_manifest(remote, staging)
+        manifest = _manifest(staging, sealed)
         task = _Pull(remote, staging, _local_files(store, name))
         with Progress(f"pull {name} {wanted}", _total(manifest), "byte", quiet=quiet) as progress:
             for file, record in manifest.files.items():
@@ -198,10 +199,9 @@ def _activated(store: SnapshotStore, name: str, version: str, activate: bool) ->
     return PullReport(name, version, True, active or activate)
 
 
-def _fetch_manifest(remote: Remote, staging: Staging) -> SnapshotManifest:
-    """The manifest, checked; and nothing but its files in the folder."""
+def _manifest(staging: Staging, data: bytes) -> SnapshotManifest:
+    """The manifest, checked and written; and nothing but its files in the folder."""
     path, name, version = staging.path, staging.index, staging.version
-    data = b"".join(remote.blocks(name, version, MANIFEST_NAME))
     (path / MANIFEST_NAME).unlink(missing_ok=True)
     (path / MANIFEST_NAME).write_bytes(data)
     manifest = read_manifest(path, name, version)

@@ -75,10 +75,15 @@ def from_error(version: str, error: SnapshotError | OSError) -> Quarantined:
 
 
 def is_lasting(error: SnapshotError | OSError) -> bool:
-    """Whether the files are at fault, not want of memory, descriptors or rights just now."""
+    """Whether the files are at fault, not want of memory, descriptors or rights just now.
+
+    Nor is a manifest that is sealed and not understood: another release of this program wrote it.
+    """
     cause = error if isinstance(error, OSError) else error.__cause__
+    if isinstance(cause, ValidationError):
+        return False
     if isinstance(cause, OSError):
-        return cause.errno not in PASSING and not isinstance(cause, MemoryError)
+        return cause.errno not in PASSING
     return isinstance(error, SnapshotCorrupt | SnapshotMissing)
 
 

@@ -231,14 +231,16 @@ class SnapshotStore:
         Versions that are gone are passed over; one that is corrupt or quarantined is refused by
         name.
         """
-        with locked(self.folder(name)):
-            published = set(self.versions(name))
-            earlier = [old for old in self.history(name)[:-1] if old in published]
-            if not earlier:
-                raise SnapshotError(name, POINTER, "no earlier version to roll back to")
-            self.quarantine(name).refuse(earlier[-1])
-            self.open(name, earlier[-1]).close()
-            write_history(self.folder(name), earlier)
+        earlier = self._earlier(name)
+        self.quarantine(name).refuse(earlier[-1])
+        snapshot = self.open(name, earlier[-1])  # its lease keeps it from being removed meanwhile
+        try:
+            with locked(self.folder(name)):
+                if self._earlier(name) != earlier:
+                    raise SnapshotError(name, POINTER, "moved meanwhile: look, and roll back again")
+                write_history(self.folder(name), earlier)
+        finally:
+            snapshot.close()
         return earlier[-1]
 
     def remove(self, name: str, version: str) -> Removed:
@@ -296,6 +298,16 @@ class SnapshotStore:
                     continue
                 raise SnapshotMissing(name, wanted, "no such version") from error
         raise AssertionError("unreachable")
+
+    def _earlier(self, name: str) -> list[str]:
+        """Activations before the last that are still published. Raises SnapshotError for none."""
+        published = set(self.versions(name))
+        if not published:
+            raise SnapshotMissing(name, POINTER, "no such index")
+        earlier = [old for old in self.history(name)[:-1] if old in published]
+        if not earlier:
+            raise SnapshotError(name, POINTER, "no earlier version to roll back to")
+        return earlier
 
     def _put_in_place(
         self, staging: Staging, activate: bool, supersede: bool, expected: str | None

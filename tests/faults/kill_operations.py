@@ -33,6 +33,8 @@ NAME = "default"
 QUIET = BuildSettings(quiet=True, sample=20)
 CHANGES = frozenset({"os.rename", "os.link", "os.mkdir", "os.remove", "os.rmdir", "os.truncate"})
 """Audit events of Python that change a folder; opening to write is one more."""
+BY_FOLDER = frozenset({"os.remove", "os.rmdir"})
+"""Those that removing a tree names by a folder's descriptor and a name in it."""
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 
 
@@ -159,7 +161,8 @@ def child(root: Path, name: str, last: int | None, pipe: Connection) -> None:
     def count(event: str, given: tuple[Any, ...]) -> None:
         if event not in CHANGES and not (event == "open" and given[2] & WRITING):
             return
-        if str(root) not in f"{given}":
+        inside = event in BY_FOLDER and given[-1] >= 0
+        if not inside and str(root) not in f"{given}":
             return
         changes[0] += 1
         if changes[0] == last:

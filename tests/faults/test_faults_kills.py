@@ -86,7 +86,8 @@ def state(root: Path, before: tuple[list[str], list[str]]) -> str:
     """How far it had come, in words."""
     store = store_of(root)
     entries = (path.name for path in store.folder(NAME).iterdir())
-    hidden = sorted({e.partition("-")[0] for e in entries if e.startswith(".") and e != LOCK})
+    dotted = (e.partition("-")[0] for e in entries if e.startswith(".") and e != LOCK)
+    hidden = sorted({e.rstrip(".0123456789") for e in dotted})
     moved = ["pointer moved"] if store.history(NAME) != before[1] else []
     new = ["version there"] if set(store.versions(NAME)) - set(before[0]) else []
     gone = ["version gone"] if set(before[0]) - set(store.versions(NAME)) else []

@@ -95,8 +95,9 @@ def test_versions_are_opened_leased_listed_and_verified(sealable: Sealable) -> N
     assert [gone.name for gone in report.removed] == [first]
 
 
-def test_what_would_change_it_fails_and_changes_nothing(sealable: Sealable) -> None:
-    store = SnapshotStore(sealable.home)
+def test_what_would_change_it_fails_and_changes_nothing(sealable: Sealable, tmp_path: Path) -> None:
+    store, other = SnapshotStore(sealable.home), SnapshotStore(tmp_path / "other")
+    publish(other, 3)
     first, second = publish(store, 0), publish(store, 1)
     before = sorted(sealable.home.rglob("*"))
     sealable.seal()
@@ -106,7 +107,7 @@ def test_what_would_change_it_fails_and_changes_nothing(sealable: Sealable) -> N
         lambda: store.gc("default", keep=1),
         lambda: store.remove("default", first),
         lambda: publish(store, 2),
-        lambda: pull(store, str(store.root), "default", "20200101T000000-000000", quiet=True),
+        lambda: pull(store, str(other.root), "default", quiet=True),
     ):
         with pytest.raises(OSError, match=r"Read-only|denied"):
             attempt()

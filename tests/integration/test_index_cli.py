@@ -241,6 +241,14 @@ def test_gc_says_what_goes_what_stays_and_why(made: Path, tmp_path: Path, capsys
     assert main(collect) == 0
     assert f"default {first}: removed" in capsys.readouterr().out
     assert store.versions("default") == [second, third]
+    shutil.copytree(store.root / "default", store.root / "broken")
+    (store.root / "broken" / "CURRENT").write_text("{")
+    capsys.readouterr()
+    assert main(["snapshots", "gc", "--index", "all", *home]) == 1
+    told = capsys.readouterr()
+    assert "default: freed 0.0 MiB" in told.out
+    assert "'broken'" in told.err
+    assert "unreadable pointer" in told.err
 
 
 def test_a_version_is_pushed_pulled_and_searched(

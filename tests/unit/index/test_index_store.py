@@ -14,6 +14,7 @@ import pytest
 from hivlp.index.errors import BuildError, SnapshotCorrupt, SnapshotError, SnapshotMissing
 from hivlp.index.snapshot import staging as staging_module
 from hivlp.index.snapshot import store as store_module
+from hivlp.index.snapshot.snapshot import Snapshot
 from hivlp.index.snapshot.store import SnapshotStore, check_index_name, default_home
 from hivlp.models.errors import InputError
 from tests.fakes import unit_vectors, write_snapshot
@@ -68,6 +69,24 @@ def test_rollback_goes_back_step_by_step(store: SnapshotStore) -> None:
         store.rollback("default")
     assert store.current("default") == first
     assert third in store.versions("default")
+
+
+def test_a_pointer_that_moves_while_one_rolls_back_is_left(
+    store: SnapshotStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = publish(store), publish(store)
+    real = SnapshotStore.open
+    third: list[str] = []
+
+    def another_first(self: SnapshotStore, name: str, version: str | None = None) -> Snapshot:
+        if version == first:
+            third.append(publish(self))
+        return real(self, name, version)
+
+    monkeypatch.setattr(SnapshotStore, "open", another_first)
+    with pytest.raises(SnapshotError, match="moved meanwhile"):
+        store.rollback("default")
+    assert store.history("default") == [first, second, *third]
 
 
 def test_activating_again_does_not_make_rollback_go_in_circles(store: SnapshotStore) -> None:

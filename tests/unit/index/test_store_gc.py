@@ -80,6 +80,13 @@ def test_the_activated_last_count_by_activation_not_by_age(store: SnapshotStore)
     assert sorted(kept(report)) == [first, third]
 
 
+def test_activations_that_are_gone_are_not_counted(store: SnapshotStore) -> None:
+    first, second, third = (publish(store, seed) for seed in range(3))
+    store.remove("default", second)
+    assert removed(store.gc("default", keep=2)) == []
+    assert store.versions("default") == [first, third]
+
+
 def test_a_version_in_use_stays_until_it_is_closed(store: SnapshotStore) -> None:
     first, second = publish(store), publish(store, 1)
     snapshot = store.open("default", first)

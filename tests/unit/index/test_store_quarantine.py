@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import shutil
@@ -205,6 +206,19 @@ def test_want_of_descriptors_memory_or_rights_condemns_nobody_for_ever(
     assert recorded(store) == []
     monkeypatch.undo()
     assert last_good_version(store) == (second, [])
+
+
+def test_a_manifest_of_another_release_condemns_nobody(store: SnapshotStore) -> None:
+    first, second = publish(store), publish(store, 1)
+    file = store.path("default", second) / "manifest.json"
+    written = json.loads(file.read_text()) | {"format_version": 99, "seal": "0" * 64}
+    text = json.dumps(written)
+    file.write_text(text.replace("0" * 64, hashlib.sha256(text.encode()).hexdigest(), 1))
+    snapshot, (entry,) = store.open_last_good("default")
+    assert snapshot.manifest.version == first
+    assert (entry.version, entry.file) == (second, "manifest.json")
+    assert "format_version" in entry.reason
+    assert recorded(store) == []
 
 
 def test_a_disk_that_cant_read_condemns_the_version(
