@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 export HIVLP_HOME ?= .hivlp
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format typecheck serve demo-report clean
+.PHONY: help demo test kills check format typecheck serve demo-report clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/:/' | column -t -s ':'
@@ -39,7 +39,10 @@ demo: $(VENV)/.demo ## fit, index and serve the demo on 127.0.0.1 (PORT=8080)
 	$(BIN)/hivlp demo --port $(PORT)
 
 test: $(VENV)/.dev ## run the tests
-	$(BIN)/python -m pytest -n 2 --dist loadgroup
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not slow"
+
+kills: $(VENV)/.dev ## kill -9 at 50 random moments and before each change of every operation
+	HIVLP_KILL_ROUNDS=50 $(BIN)/python -m pytest -n 0 -v tests/faults/test_faults_kills.py
 
 check: $(VENV)/.dev ## lint, types, import rules
 	$(BIN)/ruff check .

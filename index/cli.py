@@ -1,4 +1,4 @@
-"""The commands `hivlp build`, `evaluate`, `search` and `snapshots`."""
+"""The commands `hivlp build`, `evaluate` and `search`."""
 
 from __future__ import annotations
 
@@ -23,10 +23,8 @@ from hivlp.index.arguments import (
     size_bytes,
     store_of,
 )
-from hivlp.index.errors import BuildError, SnapshotMissing
+from hivlp.index.errors import BuildError
 from hivlp.index.level_index import CODECS, FAMILIES, ROWS_TYPES
-from hivlp.index.snapshot.export import export_faiss
-from hivlp.index.snapshot.manifest import SnapshotManifest
 from hivlp.index.snapshot.store import SnapshotStore
 from hivlp.models.runtime.threads import available_threads
 
@@ -110,39 +108,6 @@ def search(arguments: Sequence[str]) -> int:
         print("hivlp search: give a text or --image FILE, one of them", file=sys.stderr)
         return USAGE
     return _search(given)
-
-
-def snapshots(arguments: Sequence[str]) -> int:
-    """`hivlp snapshots`: list, verify, activate, roll back, export."""
-    parser = parser_of(
-        "snapshots",
-        "List, verify, activate, roll back or export snapshots.",
-        "hivlp snapshots list     or     hivlp snapshots export --to faiss-files/",
-    )
-    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    for name, summary in (
-        ("list", "versions of one index, or of all"),
-        ("verify", "hash every file of a version"),
-        ("activate", "make a version the active one"),
-        ("rollback", "go back to the version that was active before"),
-        ("export", "write every level as a plain FAISS file"),
-    ):
-        action = actions.add_parser(name, help=summary, description=summary)
-        action.add_argument("--home", type=Path, help="state folder (HIVLP_HOME, .hivlp)")
-        action.add_argument("--index", default=None if name == "list" else "default")
-        if name == "activate":
-            action.add_argument("version", help="the version to activate")
-        elif name in ("verify", "export"):
-            action.add_argument("--version", help="(default: the active one)")
-        if name == "verify":
-            action.add_argument(
-                "--recall", action="store_true", help="measure what its plans find, too"
-            )
-            action.add_argument("--artifact", type=Path, help="the model (default: its own)")
-        if name == "export":
-            action.add_argument("--to", type=Path, required=True, help="an empty or new folder")
-    given = parse(parser, arguments)
-    return given if isinstance(given, int) else _snapshots(given)
 
 
 def _add_choice(parser: argparse.ArgumentParser) -> None:
@@ -231,49 +196,6 @@ def _search(given: argparse.Namespace) -> int:
     store = store_of(given)
     with_model = model_of(given, store, store.manifest(given.index, given.version))
     return print_search(given, store, with_model)
-
-
-def _snapshots(given: argparse.Namespace) -> int:
-    from hivlp.index.cli_calibrate import print_recall
-
-    store = store_of(given)
-    if given.action == "list":
-        return _list(store, given.index)
-    if given.action == "verify":
-        manifest = store.verify(given.index, given.version)
-        print(f"{given.index} {manifest.version}: {len(manifest.files) + 1} files are as published")
-        if given.recall:
-            return print_recall(store, manifest, model_of(given, store, manifest))
-    elif given.action == "activate":
-        store.activate(given.index, given.version)
-        print(f"{given.index} {given.version}: active")
-    elif given.action == "rollback":
-        print(f"{given.index} {store.rollback(given.index)}: active again")
-    else:
-        for path in export_faiss(store.open(given.index, given.version), given.to):
-            print(path)
-    return DONE
-
-
-def _list(store: SnapshotStore, index: str | None) -> int:
-    names = store.names() if index is None else [index]
-    if index is not None and not store.versions(index):
-        raise SnapshotMissing(index, "any", "no such index")
-    if not names:
-        print(f"no indexes in {store.root}")
-    for name in names:
-        for entry in store.listing(name):
-            mark = "*" if entry.current else " "
-            print(f"{mark} {name:<16} {entry.version}  {_line(entry.manifest, entry.trouble)}")
-    return DONE
-
-
-def _line(manifest: SnapshotManifest | None, trouble: str | None) -> str:
-    if manifest is None:
-        return f"unreadable: {trouble}"
-    size = sum(record.size_bytes for record in manifest.files.values()) / 2**20
-    rows = " + ".join(f"{side.rows} {name}" for name, side in manifest.sides.items())
-    return f"{manifest.items:>8} items  {rows} rows  {size:.1f} MiB  model {manifest.model}"
 
 
 def _last_artifact(store: SnapshotStore, index: str) -> Path:

@@ -10,10 +10,14 @@ HivlpError
 ├── BrokenFaiss             faiss is installed, and can't be loaded
 └── SnapshotError           names the index and the version
     ├── SnapshotCorrupt     a file is missing, changed or unexpected; names the file
-    └── SnapshotMissing     no such index, or no such version
+    ├── SnapshotMissing     no such index, or no such version
+    ├── SnapshotQuarantined a version that failed, and was not verified since
+    └── NoGoodVersion       no version of an index can be served; names each and its reason
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 from hivlp.models.errors import HivlpError, InputError
 
@@ -101,3 +105,25 @@ class SnapshotCorrupt(SnapshotError):
 
 class SnapshotMissing(SnapshotError):
     """No such index, or no such version of it."""
+
+
+class SnapshotQuarantined(SnapshotError):
+    """A version that failed, and was not verified since."""
+
+    def __init__(self, index: str, version: str, file: str, reason: str) -> None:
+        super().__init__(
+            index,
+            version,
+            f"quarantined, {file}: {reason}; `hivlp snapshots verify --index {index} "
+            f"--version {version}` lifts it once the files are right",
+        )
+        self.file = file
+
+
+class NoGoodVersion(SnapshotError):
+    """No version of an index can be served. `reasons` holds one for each version."""
+
+    def __init__(self, index: str, reasons: Mapping[str, str]) -> None:
+        each = "; ".join(f"{version}: {reason}" for version, reason in reasons.items())
+        super().__init__(index, "any", f"no version can be served: {each or 'there is none'}")
+        self.reasons = dict(reasons)

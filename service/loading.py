@@ -15,6 +15,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 from PIL import Image
 
+from hivlp.index.backends.choose import Backend
 from hivlp.index.searchers import open_searcher
 from hivlp.index.snapshot.live import LiveSnapshot
 from hivlp.index.snapshot.manifest import SnapshotManifest
@@ -79,17 +80,17 @@ class Loader:
     def open(
         self, name: str, version: str | None = None, like: Snapshot | None = None
     ) -> ServedVersion:
-        """A version (None: the active one), verified, and its model. Blocking.
+        """A version, verified, and its model; None: the active one, or the last good. Blocking.
 
         Raises HivlpError naming what doesn't fit. `like` as for `Snapshot.open`.
         """
-        settings = self._settings
-        snapshot = self.store.open(
-            name,
-            version,
-            backend=settings.backend,
-            hash_up_to_bytes=HASH_UP_TO_BYTES,
-            like=like,
+        backend = self._settings.backend
+        snapshot = (
+            open_whole(self.store, name, backend)
+            if version is None
+            else self.store.open(
+                name, version, backend=backend, hash_up_to_bytes=HASH_UP_TO_BYTES, like=like
+            )
         )
         try:
             return self._served(name, snapshot)
@@ -137,6 +138,21 @@ def load_catalogue(settings: Settings, loader: Loader | None = None) -> Catalogu
             warm(served, settings.limits)
     cells = {name: LiveSnapshot(own) for name, own in opened.items()}
     return Catalogue(cells, loader.store, loader)
+
+
+def open_whole(store: SnapshotStore, name: str, backend: Backend) -> Snapshot:
+    """The active version of an index, or where it fails the last good one, which the log says.
+
+    Raises SnapshotMissing, and NoGoodVersion naming every version and what is wrong with it.
+    """
+    snapshot, passed = store.open_last_good(
+        name, backend=backend, hash_up_to_bytes=HASH_UP_TO_BYTES
+    )
+    for entry in passed:
+        log.error("index %s: NOT SERVED is version %s", name, entry.to_text())
+    if passed:
+        log.error("index %s: the last good version is %s", name, snapshot.manifest.version)
+    return snapshot
 
 
 def read_through(snapshot: Snapshot, room: int | None) -> int | None:

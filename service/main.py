@@ -30,7 +30,7 @@ SUMMARIES = {
     "calibrate": "measure an index's widths again, without building it",
     "evaluate": "measure R@K and ANN recall of an index, by level and plan",
     "search": "search an index for a text or a picture",
-    "snapshots": "list, verify, activate, roll back or export snapshots",
+    "snapshots": "list, verify, activate, roll back, export, collect, pull or push snapshots",
     "serve": "serve indexes over HTTP",
     "bench": "what a cascade costs, by the paper's formula",
 }

@@ -19,6 +19,8 @@ from prometheus_client import (
 )
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
+from hivlp.index.errors import SnapshotError
+from hivlp.index.snapshot.store import SnapshotStore
 from hivlp.service.timeline import Span, overlap_saved_s
 
 REQUEST_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
@@ -137,6 +139,18 @@ class Metrics:
             registry=self.registry,
         )
         self._shown: dict[str, tuple[str, str, str]] = {}
+        self.snapshot_quarantined = Gauge(
+            "hivlp_snapshot_quarantined",
+            "Versions of an index that failed and were not verified since; -1 where unreadable.",
+            ("index",),
+            registry=self.registry,
+        )
+        self.scrub_failures = Counter(
+            "hivlp_scrub_failures_total",
+            "Versions that were found corrupt while they were served.",
+            ("index",),
+            registry=self.registry,
+        )
         self.loop_lag = Histogram(
             "hivlp_event_loop_lag_seconds",
             "How late the event loop wakes a sleeper.",
@@ -176,6 +190,18 @@ class Metrics:
         self.snapshot_changes.labels(index).set(changes)
         self.snapshot_age.labels(index).set_function(lambda: max(0.0, time.time() - created_s))
 
+    def show_quarantine(self, index: str, store: SnapshotStore) -> None:
+        """Tell how many versions of an index are quarantined, whenever that is asked."""
+        self.scrub_failures.labels(index)  # 0 is a figure too
+        self.snapshot_quarantined.labels(index).set_function(lambda: _quarantined(store, index))
+
     def exposition(self) -> bytes:
         """The text that Prometheus reads."""
         return generate_latest(self.registry)
+
+
+def _quarantined(store: SnapshotStore, index: str) -> float:
+    try:
+        return len(store.quarantine(index).entries())
+    except SnapshotError:
+        return -1

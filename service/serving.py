@@ -87,7 +87,7 @@ class Source(Protocol):
     def open(
         self, name: str, version: str | None = None, like: Snapshot | None = None
     ) -> ServedVersion:
-        """A version (None: the active one) and its model. Raises HivlpError."""
+        """A version and its model; None: the active one, or the last good. Raises HivlpError."""
 
     def make_ready(self, served: ServedVersion) -> None:
         """Read its files through and search it once, before it is asked."""

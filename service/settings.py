@@ -28,7 +28,7 @@ from hivlp.models.runtime.threads import available_threads
 PREFIX = "HIVLP_"
 FILE_VARIABLE = "HIVLP_SETTINGS_FILE"
 # Read elsewhere, by this package's tests and by nothing that serves.
-FOREIGN_VARIABLES = frozenset({"HIVLP_REQUIRE", FILE_VARIABLE})
+FOREIGN_VARIABLES = frozenset({"HIVLP_REQUIRE", "HIVLP_KILL_ROUNDS", FILE_VARIABLE})
 MIB = 1 << 20
 
 
@@ -107,6 +107,8 @@ class Settings(BaseSettings):
     # What scans the levels: the GPU where there is one, else the CPU. See docs/operations.md.
     backend: Backend = "auto"
     warm: bool = True
+    # How fast large files of served versions are hashed in the background; 0 turns it off.
+    scrub_mib_per_s: float = Field(default=50.0, ge=0, allow_inf_nan=False)
     limits: Limits = Limits()
     cache: CacheSettings = CacheSettings()
     threads: Threads = Threads()

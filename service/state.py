@@ -19,6 +19,7 @@ from hivlp.service.errors import NotReady, ReadOnly
 from hivlp.service.metrics import Metrics
 from hivlp.service.pictures import Pictures
 from hivlp.service.pipeline import Pipeline, Workers
+from hivlp.service.scrubbing import Scrubbing
 from hivlp.service.serving import Catalogue, Source
 from hivlp.service.settings import Settings
 from hivlp.service.swap import Swapper
@@ -58,6 +59,7 @@ class ServingState:
         self.change_admission = Admission(settings.limits.max_changes)
         self.cache = MemoryCache(settings.cache.max_bytes, settings.cache.ttl_s)
         self.pictures = Pictures(settings.limits.max_pixels)
+        self.scrubbing = Scrubbing(settings.scrub_mib_per_s, self.metrics)
         self.failure: BaseException | None = None
         self._load = load
         self._catalogue: Catalogue | None = None
@@ -124,6 +126,7 @@ class ServingState:
             limits=self.settings.limits,
         )
         self._catalogue = catalogue
+        self.scrubbing.start(catalogue)
         for name in catalogue.indexes:
             self.show(name)
         if catalogue.source is not None:
@@ -139,7 +142,8 @@ class ServingState:
     def _follow(self, catalogue: Catalogue, source: Source) -> None:
         """Begin to watch for other versions, and to take changes of items."""
         changes = self.settings.changes
-        swapper = Swapper(catalogue, source, self.metrics, self.show, changes.poll_s)
+        swapper = Swapper(catalogue, source, self.metrics, self._swapped, changes.poll_s)
+        self.scrubbing.on_corrupt = swapper.fall_back
         self._tasks.append(asyncio.create_task(swapper.watch(self.threads.loading)))
         if not self.settings.writable:
             return
@@ -147,6 +151,12 @@ class ServingState:
             writer = ItemWriter(name, catalogue, source, swapper, self.settings, self.metrics)
             self._writers[name] = writer
             self._tasks.append(asyncio.create_task(writer.run(self.threads.changing)))
+
+    def _swapped(self, name: str) -> None:
+        """Another version is served: in a thread."""
+        self.show(name)
+        with self.catalogue.lease(name) as served:
+            self.scrubbing.watch(name, served.searcher.info.version)
 
     async def watch_loop(self) -> None:
         """Measure how late the event loop is, for ever."""
@@ -163,6 +173,7 @@ class ServingState:
         own = self.threads
         for pool in (own.changing, own.loading, own.searches, own.ahead, own.reading):
             await asyncio.to_thread(pool.shutdown, wait=True)
+        await asyncio.to_thread(self.scrubbing.close)
         for live in self._catalogue.indexes.values() if self._catalogue else ():
             live.close()
 

@@ -15,7 +15,8 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Executor
 
-from hivlp.index.errors import SnapshotError
+from hivlp.index.errors import SnapshotError, SnapshotMissing, SnapshotQuarantined
+from hivlp.index.snapshot.quarantine import from_error, is_lasting
 from hivlp.models.errors import HivlpError
 from hivlp.service.metrics import Metrics
 from hivlp.service.serving import Catalogue, ServedVersion, Source
@@ -66,6 +67,7 @@ class Swapper:
             active = self._source.store.current(name)
             if served.searcher.info.version == active:
                 return True
+            self._source.store.quarantine(name).refuse(active)
             before = served.snapshot
             manifest = self._source.store.manifest(name, active)
             if before is None or before.manifest.built_files != manifest.built_files:
@@ -74,10 +76,34 @@ class Swapper:
             return True
 
     def load(self, name: str) -> None:
-        """Open the active version, make it ready, and serve it. Raises HivlpError."""
+        """Open the active version, make it ready, and serve it; quarantine it where it is corrupt.
+
+        Raises HivlpError.
+        """
         active = self._source.store.current(name)
+        try:
+            self._load(name, active)
+        except SnapshotError as error:
+            if is_lasting(error) and not isinstance(error, SnapshotMissing):
+                entry = from_error(active, error)
+                self._source.store.quarantine(name).add(active, entry.file, entry.reason)
+            raise
+
+    def fall_back(self, name: str, version: str, file: str) -> None:
+        """Serve the last good version in place of one that was found damaged while served.
+
+        Where there is none, the damaged one goes on being searched, and the log says so.
+        """
+        log.error("index %s, version %s: %s is damaged: falling back", name, version, file)
+        try:
+            self._load(name, None)
+        except (HivlpError, OSError) as error:
+            self._metrics.swaps.labels("failed").inc()
+            log.error("index %s: version %s is still searched: %s", name, version, error)
+
+    def _load(self, name: str, version: str | None) -> None:
         began = time.monotonic()
-        served = self._source.open(name, active)
+        served = self._source.open(name, version)
         try:
             self._source.make_ready(served)
         except BaseException:
@@ -85,8 +111,8 @@ class Swapper:
             raise
         with self._locks[name]:
             self._flip(name, served)
-        took = time.monotonic() - began
-        log.info("index %s, version %s: serving, made ready in %.1f s", name, active, took)
+        took, now = time.monotonic() - began, served.searcher.info.version
+        log.info("index %s, version %s: serving, made ready in %.1f s", name, now, took)
 
     def _flip(self, name: str, served: ServedVersion) -> None:
         self._catalogue.live(name).swap(served)
@@ -100,12 +126,15 @@ class Swapper:
             active = self._source.store.current(name)
             if self.serving(name) == active or self._just_failed(name, active):
                 return
+            self._source.store.quarantine(name).refuse(active)
             if not self.adopt(name):
                 self.load(name)
         except (HivlpError, OSError) as error:
             version = active or ""
             if isinstance(error, SnapshotError) and not self._still(name, version):
                 return  # gone again meanwhile: superseded, or rolled back
+            if isinstance(error, SnapshotQuarantined):
+                return  # said when it was quarantined
             self._failed[name] = (version, time.monotonic())
             self._metrics.swaps.labels("failed").inc()
             log.error("index %s: the version before goes on serving: %s", name, error)

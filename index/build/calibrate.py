@@ -9,8 +9,7 @@ measures what the published widths give now, on queries drawn anew.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -33,11 +32,11 @@ from hivlp.index.local_searcher import LocalSearcher
 from hivlp.index.plans import run_plan
 from hivlp.index.snapshot.manifest import (
     FORMAT_VERSION,
-    MANIFEST_NAME,
     DirectedRecord,
     SnapshotManifest,
     write_manifest,
 )
+from hivlp.index.snapshot.shared import share_files
 from hivlp.index.snapshot.snapshot import Snapshot
 from hivlp.index.snapshot.store import SnapshotStore
 from hivlp.models.levels import Modality
@@ -152,7 +151,7 @@ def _calibrate(
         left = sorted({f"{r.query} to {r.searched}" for r in kept})
         notes += [f"{direction}: still as measured with the encoder before" for direction in left]
     with store.stage(name) as staging:
-        _link(snapshot.path, staging.path, old.files)
+        shared = share_files(snapshot.path, staging.path, old.files)
         build = old.build.model_copy(update={"target": settings.target})
         manifest = old.model_copy(
             update={
@@ -172,7 +171,7 @@ def _calibrate(
             }
         )
         write_manifest(staging.path, manifest)
-        path = store.publish(staging, activate=settings.activate)
+        path = store.publish(staging, activate=settings.activate, shared=shared)
     return CalibrationReport(store.manifest(name, staging.version), path, tuple(notes))
 
 
@@ -285,11 +284,3 @@ def _promised(
         ),
         None,
     )
-
-
-def _link(source: Path, target: Path, files: Iterable[str]) -> None:
-    """Hard links to a version's data files: no copy, and each version owns its names."""
-    for name in files:
-        assert name != MANIFEST_NAME, name
-        (target / name).parent.mkdir(parents=True, exist_ok=True)
-        os.link(source / name, target / name)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -43,8 +42,10 @@ from hivlp.index.snapshot.manifest import (
     write_manifest,
 )
 from hivlp.index.snapshot.metadata import MetadataError, fitted
-from hivlp.index.snapshot.store import SnapshotStore, Staging
-from hivlp.models.artifact import FileRecord, file_record
+from hivlp.index.snapshot.shared import share_files
+from hivlp.index.snapshot.staging import Staging
+from hivlp.index.snapshot.store import SnapshotStore
+from hivlp.models.artifact import file_record
 from hivlp.models.errors import SpaceMismatch
 
 LOCK = ".changes.lock"
@@ -176,14 +177,28 @@ def _publish(
         )
     with store.stage(name) as staging:
         manifest = _stage(staging, held, changes, kinds)
+        shared = share_files(held.path, staging.path, manifest.files.keys() & held.manifest.files)
         write_manifest(staging.path, manifest)
         store.publish(
             staging,
             supersede=held.manifest.amended_from is not None,
             expected=held.manifest.version,
-            shared=held.manifest.version,
+            shared=shared,
+            verify=False,  # the levels are those that are open; of the rest, each byte is hashed
         )
+    _remove_steps(store, name)
     return staging.version
+
+
+def _remove_steps(store: SnapshotStore, name: str) -> None:
+    """Remove versions that were steps to the active one, but for those that somebody has open."""
+    history = store.history(name)
+    for version in store.versions(name):
+        if version in history or version > history[-1]:
+            continue
+        with contextlib.suppress(SnapshotError):
+            if store.manifest(name, version).amended_from is not None:
+                store.remove(name, version)
 
 
 def hold(
@@ -226,7 +241,6 @@ def _stage(
     own = write_segment(staging.path, table)
     gone = {s.name for s in held.segments} - {s.name for s in segments}
     kept = {name: record for name, record in old.files.items() if name not in gone}
-    link(held.path, staging.path, kept)
     deletes = sum(table.column("deleted").to_pylist())
     first, last = (table.column("sequence")[i].as_py() for i in (0, -1))
     record = SegmentRecord(
@@ -244,14 +258,6 @@ def _stage(
             "files": {**kept, own: file_record(staging.path / own)},
         }
     )
-
-
-def link(source: Path, target: Path, files: dict[str, FileRecord]) -> None:
-    """Hard links to published files: the same bytes, in no more space. Raises OSError."""
-    for name in files:
-        place = target / name
-        place.parent.mkdir(parents=True, exist_ok=True)
-        os.link(source / name, place)
 
 
 @contextlib.contextmanager

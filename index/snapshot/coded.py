@@ -11,6 +11,7 @@ lists, of which an item may have several, are found there. All of it is memory-m
 from __future__ import annotations
 
 import bisect
+import tokenize
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -37,6 +38,14 @@ COMPARE = 0.03
 GATHER = 4.0
 """How long comparing one byte of codes and gathering one item take, in nanoseconds: roughly, to
 choose between the two."""
+
+
+class BrokenColumn(ValueError):
+    """A file of a column can't be read; `file` is relative to the snapshot."""
+
+    def __init__(self, file: str, reason: str) -> None:
+        super().__init__(reason)
+        self.file = file
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,4 +299,7 @@ def _save(folder: Path, place: int, part: str, array: npt.NDArray[Any]) -> None:
 
 def _load(folder: Path, place: int, part: str) -> Any:
     path = _file(folder, place, f"{part}.npy")
-    return np.load(path, mmap_mode="r", allow_pickle=False).view(np.ndarray)
+    try:
+        return np.load(path, mmap_mode="r", allow_pickle=False).view(np.ndarray)
+    except (OSError, ValueError, EOFError, tokenize.TokenError) as error:
+        raise BrokenColumn(f"{FOLDER}/{path.name}", f"not a readable array: {error}") from error

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import tokenize
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -37,8 +37,15 @@ from hivlp.index.level_index import LevelIndex
 from hivlp.index.snapshot import layout
 from hivlp.index.snapshot.catalogue import Catalogue, HashArray, open_table
 from hivlp.index.snapshot.changes import Segment, Shape, open_segment
-from hivlp.index.snapshot.coded import FOLDER, code_column, coded_files, open_coded
+from hivlp.index.snapshot.coded import (
+    FOLDER,
+    BrokenColumn,
+    code_column,
+    coded_files,
+    open_coded,
+)
 from hivlp.index.snapshot.delta import Delta
+from hivlp.index.snapshot.leases import Lease
 from hivlp.index.snapshot.manifest import (
     MANIFEST_NAME,
     SegmentRecord,
@@ -98,6 +105,7 @@ class Snapshot:
         self._filters: FilterMasks | None = filters
         self._catalogue: Catalogue | None = catalogue
         self._sides: Mapping[Modality, Side] | None = sides
+        self._lease: Lease | None = None
 
     @staticmethod
     def open(
@@ -107,26 +115,24 @@ class Snapshot:
         *,
         backend: Backend = "faiss-cpu",
         hash_up_to_bytes: int | None = None,
+        verified: Collection[str] = (),
         like: Snapshot | None = None,
     ) -> Snapshot:
         """Verify and open the version in `path`.
 
-        Where the open snapshot `like` has the same built files, by their hashes, its levels and
-        tables are shared: only changes are opened, in milliseconds. Files larger than
-        `hash_up_to_bytes` are checked by size alone (None: all are hashed), but for tables: a
-        changed byte in one can end the process that reads it.
+        Files larger than `hash_up_to_bytes` are checked by size alone (None: all are hashed), but
+        for tables: a changed byte in one can end the process that reads it. Files in `verified`
+        were hashed by the caller, or are files of a version that was. Where the open snapshot
+        `like` has the same built files, by their hashes, its levels and tables are shared: only
+        changes are opened, in milliseconds.
         Raises SnapshotCorrupt naming the first file that is missing, changed or unexpected;
         NoDevice and MissingExtra for a backend that isn't there, DeviceFailed for a GPU that can't
         take it (`auto` falls back to the CPU then).
         """
         manifest = read_manifest(path, index, version)
-        if (
-            like is not None
-            and not like.closed
-            and like.manifest.built_files == manifest.built_files
-        ):
+        if like is not None and _same_built(like, manifest):
             return _like(path, manifest, like)
-        check_files(path, manifest, hash_up_to_bytes)
+        check_files(path, manifest, hash_up_to_bytes, verified)
         opener = _Opener(path, manifest, choose_backend(backend))
         try:
             sides = opener.sides()
@@ -163,12 +169,18 @@ class Snapshot:
         """Whether `close` was called."""
         return self._sides is None
 
+    def keep(self, lease: Lease) -> None:
+        """Hold a lease on the folder until `close`."""
+        self._lease = lease
+
     def close(self) -> None:
-        """Let go of every mapping. Closing twice is fine."""
+        """Let go of every mapping, and of the lease. Closing twice is fine."""
         self._sides = None
         self._catalogue = None
         self._filters = None
         self.delta = None
+        if self._lease is not None:
+            self._lease.release()
 
 
 def _same_built(other: Snapshot, manifest: SnapshotManifest) -> bool:
@@ -177,7 +189,7 @@ def _same_built(other: Snapshot, manifest: SnapshotManifest) -> bool:
 
 def _like(path: Path, manifest: SnapshotManifest, other: Snapshot) -> Snapshot:
     """The version in `path`, sharing all that was built with an open one."""
-    check_files(path, manifest, None, unread=frozenset(other.manifest.built_files))
+    check_files(path, manifest, None, other.manifest.built_files)
     opener = _Opener(path, manifest, "numpy")
     same = {
         segment.name: segment
@@ -192,13 +204,9 @@ def check_files(
     path: Path,
     manifest: SnapshotManifest,
     hash_up_to_bytes: int | None,
-    unread: frozenset[str] = frozenset(),
+    verified: Collection[str] = (),
 ) -> None:
-    """Compare a folder with its manifest. Raises SnapshotCorrupt naming the first difference.
-
-    Files larger than `hash_up_to_bytes` (None: no limit), and those of `unread`, are compared by
-    their size alone.
-    """
+    """Compare a folder with its manifest. Raises SnapshotCorrupt naming the first difference."""
     present = {
         str(file.relative_to(path))
         for file in path.rglob("*")
@@ -212,15 +220,18 @@ def check_files(
             reason = "missing"
         elif (size := (path / name).stat().st_size) != record.size_bytes:
             reason = f"{size} bytes, the manifest says {record.size_bytes}"
-        elif name in unread:
-            continue
-        elif _is_hashed(name, size, hash_up_to_bytes) and file_record(path / name) != record:
+        elif (
+            name not in verified
+            and is_hashed(name, size, hash_up_to_bytes)
+            and file_record(path / name) != record
+        ):
             reason = "its sha256 differs from the manifest"
         if reason is not None:
             raise SnapshotCorrupt(manifest.index, manifest.version, name, reason)
 
 
-def _is_hashed(name: str, size: int, up_to_bytes: int | None) -> bool:
+def is_hashed(name: str, size: int, up_to_bytes: int | None) -> bool:
+    """Whether opening hashes a file of this name and size."""
     return up_to_bytes is None or size <= up_to_bytes or name.endswith(layout.TABLE_SUFFIX)
 
 
@@ -251,6 +262,8 @@ class _Opener:
                 columns = {name: code_column(name, table.column(name)) for name in names}
             else:
                 columns = open_coded(self._path, table, names)
+        except BrokenColumn as error:
+            raise self._corrupt(error.file, str(error)) from error.__cause__
         except (OSError, ValueError, pa.ArrowInvalid) as error:
             raise self._corrupt(FOLDER, str(error)) from error
         return FilterMasks(columns, self._manifest.items)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,8 @@ from pathlib import Path
 import faiss
 import pytest
 
+from hivlp.index.cli_snapshots import age
+from hivlp.index.snapshot.store import SnapshotStore
 from hivlp.service.main import main
 from tests.tiny_artifact import COLOURS, make_tiny_artifact, png, solid
 
@@ -81,6 +84,11 @@ def test_more_results_than_items_prints_all_items(home: Path, capsys: Capture) -
         ["snapshots", "remove"],
         ["snapshots", "activate"],
         ["snapshots", "export"],
+        ["snapshots", "gc", "--keep", "0"],
+        ["snapshots", "gc", "--older-than", "soon"],
+        ["snapshots", "gc", "--older-than", "7"],
+        ["snapshots", "pull"],
+        ["snapshots", "push"],
         ["build"],
         ["build", "x", "--max-failures", "2"],
         ["evaluate", "--sample", "0"],
@@ -111,6 +119,12 @@ def test_wrong_usage_exits_with_2_and_says_why(
         (["snapshots", "rollback"], "no earlier version"),
         (["snapshots", "activate", "20200101T000000-000000"], "no such version"),
         (["snapshots", "list", "--index", "nothing"], "no such index"),
+        (["snapshots", "gc", "--index", "nothing"], "no such index"),
+        (["snapshots", "gc", "--index", "../up"], "no index name"),
+        (["snapshots", "pull", "nowhere"], "indexes there: none"),
+        (["snapshots", "pull", "nowhere", "--version", "x"], "is no version"),
+        (["snapshots", "pull", "nonsense://x"], "nonsense"),
+        (["snapshots", "push", "nowhere", "--index", "nothing"], "no active version"),
         (["build", "nowhere"], "nowhere"),
         (["evaluate", "--index", "nothing"], "no active version"),
         (["evaluate", "--group", "nothing"], "nothing"),
@@ -172,6 +186,92 @@ def test_snapshots_are_listed_verified_activated_and_rolled_back(
     assert main(["search", "red", *home]) == 1
     assert "text/rows.npy" in capsys.readouterr().err
     assert main(["snapshots", "verify", "--version", first, *home]) == 0
+
+
+def spoil(file: Path) -> bytes:
+    """Change a byte; returns what was there before."""
+    data = file.read_bytes()
+    file.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    return data
+
+
+def test_a_quarantined_version_is_marked_refused_and_lifted_by_verifying(
+    made: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    home = ["--home", str(tmp_path / "home")]
+    shutil.copytree(made / "home", tmp_path / "home")
+    store = SnapshotStore(tmp_path / "home")
+    version = store.current("default")
+    rows = store.path("default", version) / "text" / "rows.npy"
+    data = spoil(rows)
+    snapshot, passed = store.open_last_good("default")
+    assert [entry.version for entry in passed] == [version]
+    snapshot.close()
+    assert main(["snapshots", "list", *home]) == 0
+    assert "QUARANTINED: text/rows.npy: its sha256" in capsys.readouterr().out
+    rows.write_bytes(data)
+    assert main(["snapshots", "activate", version, *home]) == 1
+    assert "hivlp snapshots verify --index default" in capsys.readouterr().err
+    assert main(["snapshots", "verify", "--version", version, *home]) == 0
+    assert "its quarantine is lifted" in capsys.readouterr().out
+    assert main(["snapshots", "activate", version, *home]) == 0
+    assert main(["snapshots", "verify", *home]) == 0
+    assert "lifted" not in capsys.readouterr().out
+
+
+def test_gc_says_what_goes_what_stays_and_why(made: Path, tmp_path: Path, capsys: Capture) -> None:
+    home = ["--home", str(tmp_path)]
+    artifact = str(made / "home" / "artifacts" / "tiny")
+    for _ in range(3):
+        assert main(["build", str(made / "pictures"), "--artifact", artifact, *home]) == 0
+    store = SnapshotStore(tmp_path)
+    first, second, third = store.versions("default")
+    capsys.readouterr()
+    assert main(["snapshots", "gc", "--index", "all", "--keep", "1", *home]) == 0
+    assert f"default {first}: kept, published 0 seconds ago" in capsys.readouterr().out.replace(
+        "published 1 seconds", "published 0 seconds"
+    )
+    collect = ["snapshots", "gc", "--keep", "2", "--older-than", "0", *home]
+    assert main([*collect, "--dry-run"]) == 0
+    out = capsys.readouterr().out
+    assert f"default {first}: would remove, 0." in out
+    assert f"default {second}: kept, among the 2 activated last" in out
+    assert f"default {third}: kept, active" in out
+    assert "would free 0." in out
+    assert main(collect) == 0
+    assert f"default {first}: removed" in capsys.readouterr().out
+    assert store.versions("default") == [second, third]
+    shutil.copytree(store.root / "default", store.root / "broken")
+    (store.root / "broken" / "CURRENT").write_text("{")
+    capsys.readouterr()
+    assert main(["snapshots", "gc", "--index", "all", *home]) == 1
+    told = capsys.readouterr()
+    assert "default: freed 0.0 MiB" in told.out
+    assert "'broken'" in told.err
+    assert "unreadable pointer" in told.err
+
+
+def test_a_version_is_pushed_pulled_and_searched(
+    made: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    bucket, home = str(tmp_path / "bucket"), ["--home", str(tmp_path / "home")]
+    version = SnapshotStore(made / "home").current("default")
+    assert main(["snapshots", "push", bucket, "--home", str(made / "home")]) == 0
+    assert f"default {version}: sent 0." in capsys.readouterr().out
+    assert main(["snapshots", "pull", bucket, "--no-activate", *home]) == 0
+    assert "not active" in capsys.readouterr().out
+    assert main(["snapshots", "pull", bucket, *home]) == 0
+    assert "already here, active" in capsys.readouterr().out
+    artifact = str(made / "home" / "artifacts" / "tiny")
+    assert main(["search", "red", "--k", "1", "--artifact", artifact, *home]) == 0
+    assert "red-" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("0", 0), ("90s", 90), ("5m", 300), ("2h", 7_200), (" 7 d ", 604_800)]
+)
+def test_spans_of_time(text: str, seconds: int) -> None:
+    assert age(text).total_seconds() == seconds
 
 
 def test_a_build_explains_what_it_chose_from(home: Path, made: Path, capsys: Capture) -> None:

@@ -14,7 +14,7 @@ import pytest
 from hivlp.index.backends.choose import choose_backend
 from hivlp.index.backends.exact import ExactLevel
 from hivlp.index.early_exit import SIGNALS
-from hivlp.index.errors import NoDevice, SnapshotCorrupt
+from hivlp.index.errors import NoDevice, NoGoodVersion
 from hivlp.index.local_searcher import LocalSearcher
 from hivlp.index.snapshot.manifest import ExitRecord, ExitTrial, GateRecord, write_manifest
 from hivlp.index.snapshot.store import SnapshotStore
@@ -170,7 +170,7 @@ def test_a_broken_file_keeps_the_service_from_being_ready(tmp_path: Path, corpus
     data = bytearray(target.read_bytes())
     data[len(data) // 2] ^= 1
     target.write_bytes(data)
-    with pytest.raises(SnapshotCorrupt, match=r"items\.arrow"):
+    with pytest.raises(NoGoodVersion, match=r"items\.arrow"):
         load_catalogue(Settings(home=home))
 
 

@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 
 from hivlp.index.errors import BuildError, SnapshotCorrupt, SnapshotError, SnapshotMissing
+from hivlp.index.snapshot import staging as staging_module
 from hivlp.index.snapshot import store as store_module
+from hivlp.index.snapshot.snapshot import Snapshot
 from hivlp.index.snapshot.store import SnapshotStore, check_index_name, default_home
 from hivlp.models.errors import InputError
 from tests.fakes import unit_vectors, write_snapshot
@@ -45,7 +47,7 @@ def test_versions_sort_by_time_even_when_the_clock_goes_back(
         def now(cls, tz: object = None) -> datetime:  # type: ignore[override]
             return datetime(2001, 1, 1, tzinfo=UTC)
 
-    monkeypatch.setattr(store_module, "datetime", OldClock)
+    monkeypatch.setattr(staging_module, "datetime", OldClock)
     second = publish(store)
     assert store.versions("default") == [first, second]
     assert store.current("default") == second
@@ -67,6 +69,24 @@ def test_rollback_goes_back_step_by_step(store: SnapshotStore) -> None:
         store.rollback("default")
     assert store.current("default") == first
     assert third in store.versions("default")
+
+
+def test_a_pointer_that_moves_while_one_rolls_back_is_left(
+    store: SnapshotStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = publish(store), publish(store)
+    real = SnapshotStore.open
+    third: list[str] = []
+
+    def another_first(self: SnapshotStore, name: str, version: str | None = None) -> Snapshot:
+        if version == first:
+            third.append(publish(self))
+        return real(self, name, version)
+
+    monkeypatch.setattr(SnapshotStore, "open", another_first)
+    with pytest.raises(SnapshotError, match="moved meanwhile"):
+        store.rollback("default")
+    assert store.history("default") == [first, second, *third]
 
 
 def test_activating_again_does_not_make_rollback_go_in_circles(store: SnapshotStore) -> None:
@@ -157,12 +177,12 @@ def _die_before(home: Path, step: str) -> None:
     def die(*_: object, **__: object) -> None:
         os._exit(9)
 
-    patched = {"rename": Path, "_point": SnapshotStore, "sync_tree": store_module}[step]
+    patched = {"rename": Path, "write_history": store_module, "sync_tree": store_module}[step]
     setattr(patched, step, die)
     write_snapshot(SnapshotStore(home), images=unit_vectors(10, 16, 5))
 
 
-@pytest.mark.parametrize("step", ["sync_tree", "rename", "_point"])
+@pytest.mark.parametrize("step", ["sync_tree", "rename", "write_history"])
 def test_a_kill_while_publishing_leaves_the_store_fine(store: SnapshotStore, step: str) -> None:
     first = publish(store)
     process = multiprocessing.get_context("spawn").Process(
@@ -174,7 +194,7 @@ def test_a_kill_while_publishing_leaves_the_store_fine(store: SnapshotStore, ste
     assert store.current("default") == first
     store.verify("default")
     survivors = store.versions("default")
-    assert len(survivors) == (2 if step == "_point" else 1)
+    assert len(survivors) == (2 if step == "write_history" else 1)
     second = publish(store)
     assert store.current("default") == second
     assert not list((store.root / "default").glob(".building-*"))
@@ -233,7 +253,7 @@ def test_builds_at_the_same_moment_get_versions_of_their_own(
         def now(cls, tz: object = None) -> datetime:  # type: ignore[override]
             return datetime(2001, 1, 1, tzinfo=UTC)
 
-    monkeypatch.setattr(store_module, "datetime", Stopped)
+    monkeypatch.setattr(staging_module, "datetime", Stopped)
     with store.stage("default") as first, store.stage("default") as second:
         assert first.version < second.version
 
