@@ -19,7 +19,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from hivlp.index.snapshot.durable import sync
-from hivlp.index.snapshot.leases import NO_LOCKS, in_use, take
+from hivlp.index.snapshot.leases import NO_LOCKS, Lease, in_use, take
 from hivlp.index.snapshot.names import (
     BUILDING,
     POINTER,
@@ -107,6 +107,19 @@ def _span(time: timedelta) -> str:
     return f"{seconds} seconds"
 
 
+@dataclass(frozen=True, slots=True)
+class Doomed:
+    """What is going to be removed: its name for a report, where it lies, and the lease on it.
+
+    The lease is held until the files are gone, so that no other collection meddles; a plain file
+    needs none, nor does what is only looked at.
+    """
+
+    name: str
+    path: Path
+    lease: Lease | None = None
+
+
 def collect(
     folder: Path,
     quarantine: Quarantine,
@@ -116,98 +129,108 @@ def collect(
     dry_run: bool,
 ) -> GcReport:
     """Collect the index in `folder`; see `SnapshotStore.gc`."""
+    going: list[Doomed] = []
+    kept: list[Kept] = []
     with contextlib.nullcontext() if dry_run else locked(folder):
         entries = quarantine.entries()
         published, history = versions_in(folder), read_history(folder)
         rules = Rules(published, history, entries, keep, older_than, datetime.now(UTC))
-        going: list[Path] = []
-        kept: list[Kept] = []
+        dead = leftovers(folder, pulls=True)
         for version in published:
-            path = folder / version
-            reason = rules.reason_to_keep(path)
-            waiting = None if reason else _without_readers(path, dry_run)
-            if waiting is None:
+            reason = rules.reason_to_keep(folder / version)
+            doomed = None if reason else _doom(folder / version, dry_run)
+            if doomed is None:
                 kept.append(Kept(version, reason or "in use"))
             else:
-                going.append(waiting)
-        dead = leftovers(folder, pulls=True) if dry_run else _dead(folder, going)
+                going.append(doomed)
         if not dry_run:
             quarantine.forget({entry.version for entry in entries} - {k.version for k in kept})
-    sizes = freed([*going, *dead])
-    for path in () if dry_run else (*going, *dead):
-        delete(path)
-    done = [
-        Removed(path.name.removeprefix(REMOVING) if path in going else path.name, size)
-        for path, size in zip((*going, *dead), sizes, strict=True)
-    ]
+    everything = (*going, *dead)
+    sizes = freed([doomed.path for doomed in everything])
+    end = let_be if dry_run else delete
+    for doomed in everything:
+        end(doomed)
+    done = [Removed(doomed.name, size) for doomed, size in zip(everything, sizes, strict=True)]
     cut = len(going)
     return GcReport(folder.name, tuple(done[:cut]), tuple(done[cut:]), tuple(kept), dry_run)
 
 
-def _without_readers(path: Path, dry_run: bool) -> Path | None:
-    """Where the files of a version that goes lie now; None where somebody has it open."""
-    if dry_run:
-        return None if in_use(path) else path
-    return retire(path)
+def _doom(path: Path, dry_run: bool) -> Doomed | None:
+    """A version that goes; None where somebody has it open."""
+    if not dry_run:
+        return retire(path)
+    return None if in_use(path) else Doomed(path.name, path)
 
 
-def _dead(folder: Path, going: Sequence[Path]) -> list[Path]:
-    return [path for path in leftovers(folder, pulls=True) if path not in going]
-
-
-def retire(folder: Path) -> Path | None:
+def retire(folder: Path) -> Doomed | None:
     """Take a version's name away, durably, if nobody has a lease on it; None where somebody has.
 
-    By whoever holds the pointer's lock. Returns where its files wait to be removed.
+    By whoever holds the pointer's lock, and then deletes what is returned.
     """
+    lease = _taken(folder)
+    if lease is None:
+        return None
+    gone = folder.with_name(REMOVING + folder.name)
+    while gone.exists():  # a removal died, or goes on, and the version was pulled again meanwhile
+        gone = gone.with_name(f"{gone.name}+")
     try:
-        lease = take(folder)
+        folder.rename(gone)
+        sync(folder.parent)
+    except BaseException:
+        lease.release()
+        raise
+    return Doomed(folder.name, gone, lease)
+
+
+def leftovers(folder: Path, *, pulls: bool) -> list[Doomed]:
+    """What the dead left in the folder of an index: builds, removals, pulls if asked, writers."""
+    kinds = (BUILDING, REMOVING, PULLING) if pulls else (BUILDING, REMOVING)
+    found = [path for kind in kinds for path in sorted(folder.glob(f"{kind}*"))]
+    dead = [Doomed(path.name, path, lease) for path in found if (lease := _taken(path)) is not None]
+    for name in (POINTER, QUARANTINE):
+        dead += [Doomed(path.name, path) for path in sorted(folder.glob(f".{name}.*.tmp"))]
+    return dead
+
+
+def _taken(folder: Path) -> Lease | None:
+    """A lease on a folder for oneself; None where anybody has one, may have one, or it is gone."""
+    try:
+        return take(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
     except OSError as error:
         if error.errno in NO_LOCKS:  # who reads can't be seen, so somebody may
             return None
         raise
-    if lease is None:
-        return None
-    try:
-        gone = folder.with_name(REMOVING + folder.name)
-        if gone.exists():  # a removal died, then the version was pulled again
-            shutil.rmtree(gone)
-        folder.rename(gone)
-        sync(folder.parent)
-    finally:
-        lease.release()
-    return gone
 
 
-def leftovers(folder: Path, *, pulls: bool) -> list[Path]:
-    """What the dead left in the folder of an index: builds, removals, pulls if asked, writers."""
-    kinds = (BUILDING, REMOVING, PULLING) if pulls else (BUILDING, REMOVING)
-    found = [path for kind in kinds for path in sorted(folder.glob(f"{kind}*"))]
-    dead = [path for path in found if path.is_dir() and not in_use(path)]
-    for name in (POINTER, QUARANTINE):
-        dead += sorted(folder.glob(f".{name}.*.tmp"))
-    return dead
-
-
-def delete(path: Path) -> None:
-    """Remove a folder or a file; what somebody else removes meanwhile doesn't matter."""
-    if not path.is_dir():
-        path.unlink(missing_ok=True)
+def delete(doomed: Doomed) -> None:
+    """Remove a folder, whose lease then ends, or a file."""
+    if doomed.lease is None:
+        doomed.path.unlink(missing_ok=True)
         return
-    with contextlib.suppress(FileNotFoundError):
-        lease = take(path)
-        if lease is not None:
-            shutil.rmtree(path)
-            lease.release()
+    try:
+        shutil.rmtree(doomed.path)
+    finally:
+        doomed.lease.release()
 
 
-def freed(folders: Sequence[Path]) -> list[int]:
-    """Bytes that go when folders are removed one after the other: with a file's last name."""
+def let_be(doomed: Doomed) -> None:
+    """End the lease on what is not removed after all."""
+    if doomed.lease is not None:
+        doomed.lease.release()
+
+
+def freed(paths: Sequence[Path]) -> list[int]:
+    """Bytes that go when folders or files are removed one after the other.
+
+    Those of a file with several names go with its last name.
+    """
     gone: Counter[tuple[int, int]] = Counter()
     sizes = []
-    for folder in folders:
+    for path in paths:
         size = 0
-        for found in _files(folder):
+        for found in _files(path):
             key = (found.st_dev, found.st_ino)
             gone[key] += 1
             size += found.st_size if gone[key] == found.st_nlink else 0
@@ -216,8 +239,8 @@ def freed(folders: Sequence[Path]) -> list[int]:
 
 
 def _files(path: Path) -> Iterator[os.stat_result]:
-    inside = path.rglob("*") if path.is_dir() else iter((path,))
-    for file in inside:
+    """Of every file below a folder, or of a file; what goes meanwhile is left out."""
+    inside = (Path(base) / name for base, _, names in os.walk(path) for name in names)
+    for file in inside if path.is_dir() else iter((path,)):
         with contextlib.suppress(FileNotFoundError):
-            if not file.is_dir():
-                yield file.lstat()
+            yield file.lstat()

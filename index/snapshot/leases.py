@@ -14,11 +14,13 @@ import errno
 import fcntl
 import logging
 import os
+import time
 import weakref
 from pathlib import Path
 
 log = logging.getLogger("hivlp.index")
 
+RETRY_S = 0.001
 NO_LOCKS = frozenset({errno.ENOLCK, errno.EOPNOTSUPP, errno.EBADF, errno.EINVAL, errno.ENOSYS})
 """What file systems answer that know no locks, or none on folders (some network ones)."""
 
@@ -49,12 +51,18 @@ def share(folder: Path) -> Lease:
     """
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     lease = Lease(descriptor)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH)  # waits only for the moment of a rename or a probe
-    except OSError as error:
-        if error.errno not in NO_LOCKS:
-            raise
-        log.warning("%s: read without a lease, its file system has no locks: %s", folder, error)
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            break
+        except BlockingIOError:  # for the moment of a probe or a publishing, or it is being removed
+            _check_place(folder, lease, descriptor)
+            time.sleep(RETRY_S)
+        except OSError as error:
+            if error.errno not in NO_LOCKS:
+                raise
+            log.warning("%s: read without a lease, it knows no locks: %s", folder, error)
+            break
     _check_place(folder, lease, descriptor)
     return lease
 

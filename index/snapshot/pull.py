@@ -74,7 +74,7 @@ def pull(
         raise SnapshotMissing(name, wanted, "is no version; a version is YYYYMMDDTHHMMSS-ffffff")
     if wanted in store.versions(name):
         return _activated(store, name, wanted, activate)
-    sealed = b"".join(remote.blocks(name, wanted, MANIFEST_NAME))
+    sealed = remote.small(name, wanted, MANIFEST_NAME)
     with store.stage_pull(name, wanted) as staging:
         if wanted in store.versions(name):  # another pull was quicker
             return _activated(store, name, wanted, activate)

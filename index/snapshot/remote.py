@@ -28,6 +28,8 @@ from hivlp.models.artifact import FileRecord
 from hivlp.models.errors import InputError, MissingExtra
 
 BLOCK = 4 << 20
+MOST_BYTES = 64 << 20
+"""Of a pointer or a manifest from elsewhere."""
 EXTRAS = {
     "s3": ("s3fs", "s3"),
     "s3a": ("s3fs", "s3"),
@@ -63,7 +65,7 @@ class Remote:
         Raises SnapshotError.
         """
         try:
-            data = b"".join(self.blocks(name, POINTER))
+            data = self.small(name, POINTER)
         except SnapshotMissing:
             return []
         try:
@@ -92,6 +94,16 @@ class Remote:
                 if not block:
                     return
                 yield block
+
+    def small(self, name: str, *parts: str) -> bytes:
+        """All of a small file. Raises SnapshotMissing, SnapshotError; too large is one, too."""
+        data = bytearray()
+        for block in self.blocks(name, *parts):
+            data += block
+            if len(data) > MOST_BYTES:
+                what = "/".join(parts)
+                raise SnapshotError(name, parts[0], f"{what} has more than {MOST_BYTES} bytes")
+        return bytes(data)
 
     def has(self, name: str, record: FileRecord, *parts: str) -> bool:
         """Whether a file of this size and content is there. Reads it where the size is right."""

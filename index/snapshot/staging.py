@@ -47,12 +47,14 @@ def stage(folder: Path) -> Iterator[Staging]:
         path = folder / f"{BUILDING}{version}"
         path.mkdir()
         staging = _staging(folder, version, path)
+    mine = gc.Doomed(path.name, path, staging.lease)
     try:
         yield staging
     finally:
-        staging.lease.release()
         if path.exists():
-            gc.delete(path)
+            gc.delete(mine)
+        else:  # published
+            gc.let_be(mine)
 
 
 @contextlib.contextmanager

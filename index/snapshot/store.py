@@ -254,12 +254,12 @@ class SnapshotStore:
             path = self.path(name, version)
             if version in self.history(name)[-1:]:
                 raise SnapshotError(name, version, "is active: activate another one first")
-            waiting = collecting.retire(path)
-            if waiting is None:
+            doomed = collecting.retire(path)
+            if doomed is None:
                 raise SnapshotError(name, version, "is in use: some process has it open")
             self.quarantine(name).forget({version})
-        size = collecting.freed([waiting])[0]
-        collecting.delete(waiting)
+        size = collecting.freed([doomed.path])[0]
+        collecting.delete(doomed)
         return Removed(version, size)
 
     def gc(

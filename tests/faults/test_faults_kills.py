@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import random
 import shutil
+import statistics
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -143,27 +144,28 @@ def test_a_kill_at_a_random_moment_leaves_a_store_that_opens(
     template: Path, root: Path, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lengths = []
-    for _ in range(2):  # the first of a process's kind reads its code from the disk
+    for _ in range(3):  # the first of a process's kind reads its code from the disk
         prepare(template, root, name)
         code, changes, seconds = run(root, name)
         assert code == 0
         assert changes > 0
         lengths.append(seconds)
+    usual = statistics.median(lengths)
     rng = random.Random(f"{name} {ROUNDS}")
     found: Counter[str] = Counter()
     killed = 0
     for number in range(ROUNDS):
         # One moment in each of as many equal parts of the operation.
-        moment = (number + rng.random()) / ROUNDS * min(lengths)
+        moment = (number + rng.random()) / ROUNDS * usual
         code, reached = attempt(template, root, name, kill_after_s=moment)
         assert code in (0, KILLED)
         killed += code == KILLED
         found[reached] += 1
-    if min(lengths) > SURE_S:
+    if usual > SURE_S:
         assert killed, f"none of {ROUNDS} rounds came before the end"
     with capsys.disabled():
         states = "; ".join(f"{count} {reached}" for reached, count in found.most_common())
-        print(f"\n{name}: {killed} of {ROUNDS} killed within {min(lengths):.3f} s: {states}")
+        print(f"\n{name}: {killed} of {ROUNDS} killed within {usual:.3f} s: {states}")
 
 
 def changes_of(template: Path, root: Path, name: str) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 from hivlp.index.errors import SnapshotError, SnapshotMissing
 from hivlp.index.snapshot import gc as gc_module
 from hivlp.index.snapshot.gc import GcReport
+from hivlp.index.snapshot.leases import take
 from hivlp.index.snapshot.manifest import write_manifest
 from hivlp.index.snapshot.shared import share_files
 from hivlp.index.snapshot.store import SnapshotStore
@@ -207,7 +209,8 @@ def test_a_removal_that_dies_halfway_is_finished_by_the_next(
 ) -> None:
     first, _ = publish(store), publish(store, 1)
 
-    def die(path: Path) -> None:
+    def die(doomed: gc_module.Doomed) -> None:
+        gc_module.let_be(doomed)  # as the end of the process does
         raise KeyboardInterrupt
 
     monkeypatch.setattr(gc_module, "delete", die)
@@ -286,9 +289,48 @@ def test_remove_refuses_the_active_version_and_those_in_use(store: SnapshotStore
 def test_a_version_pulled_again_while_its_removal_had_died_can_be_removed_again(
     store: SnapshotStore,
 ) -> None:
-    first, _ = publish(store), publish(store, 1)
+    first, second = publish(store), publish(store, 1)
     leftover = store.folder("default") / f".removing-{first}"
     leftover.mkdir()
     (leftover / "old").write_text("old")
     store.remove("default", first)
-    assert not leftover.exists()
+    store.gc("default")
+    assert visible(store) == sorted([".lock", "CURRENT", second])
+
+
+def test_a_removal_that_goes_on_is_left_to_whoever_does_it(
+    store: SnapshotStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = publish(store), publish(store, 1)
+    seen: list[tuple[str, ...]] = []
+    real = shutil.rmtree
+
+    def others_look(path: Path) -> None:
+        if not seen:
+            report = store.gc("default", keep=1)
+            seen.append(tuple(gone.name for gone in report.leftovers))
+            with pytest.raises(SnapshotMissing):
+                store.open("default", first)
+        real(path)
+
+    monkeypatch.setattr(gc_module.shutil, "rmtree", others_look)
+    store.remove("default", first)
+    assert seen == [()]
+    assert visible(store) == sorted([".lock", "CURRENT", second])
+
+
+def test_a_reader_that_waits_for_a_removal_is_told_as_soon_as_the_name_is_gone(
+    store: SnapshotStore,
+) -> None:
+    first, _ = publish(store), publish(store, 1)
+    folder = store.path("default", first)
+    held = take(folder)
+    assert held is not None
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(store.open, "default", first)
+        time.sleep(0.05)
+        assert not waiting.done()
+        folder.rename(folder.with_name(f".removing-{first}"))
+        with pytest.raises(SnapshotMissing, match="no such version"):
+            waiting.result(30)
+    held.release()

@@ -249,6 +249,23 @@ def test_a_name_that_leads_out_of_the_folder_is_refused(
     assert sorted(path for path in tmp_path.rglob("up")) == before
 
 
+@pytest.mark.parametrize("name", ["CURRENT", MANIFEST_NAME])
+def test_a_pointer_or_manifest_without_end_is_not_read_to_its_end(
+    origin: SnapshotStore,
+    store: SnapshotStore,
+    place: str,
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    version = publish(origin)
+    push(origin, place, "default", quiet=True)
+    whole = name if name == "CURRENT" else f"{version}/{name}"
+    change(place, whole, lambda data: data + b" " * 20_000)
+    monkeypatch.setattr(remote_module, "MOST_BYTES", 10_000)
+    with pytest.raises(SnapshotError, match=rf"{name} has more than 10000 bytes"):
+        fetch(store, place, version=None if name == "CURRENT" else version)
+
+
 def test_a_foreign_version_name_is_refused(
     origin: SnapshotStore, store: SnapshotStore, place: str
 ) -> None:
