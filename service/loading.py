@@ -15,6 +15,7 @@ import numpy as np
 from PIL import Image
 
 from hivlp.index.local_searcher import LocalSearcher
+from hivlp.index.pictures import picture_root
 from hivlp.index.snapshot.live import LiveSnapshot
 from hivlp.index.snapshot.manifest import SnapshotManifest
 from hivlp.index.snapshot.prefault import prefault
@@ -78,7 +79,7 @@ def load_catalogue(settings: Settings) -> Catalogue:
         path = find_artifact(settings, snapshot.manifest)
         if path not in models:
             models[path] = _load_model(path, settings.threads.encoder)
-        root = Path(snapshot.manifest.corpus.root)
+        root = picture_root(snapshot.manifest.corpus.root)
         query_encoder = models[path].manifest.query_encoder
         if query_encoder != snapshot.manifest.query_encoder:
             log.warning(

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Protocol
 
 from hivlp.index.errors import SnapshotMissing
+from hivlp.index.pictures import Root
 from hivlp.index.searcher import Searcher
 from hivlp.models.artifact import ArtifactManifest
 from hivlp.models.encoder import Encoder
@@ -60,7 +60,7 @@ class ServedIndex:
     name: str
     live: Live
     model: ServedModel
-    picture_root: Path | None = None
+    picture_root: Root | None = None
 
 
 @dataclass(frozen=True, slots=True)

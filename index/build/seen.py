@@ -11,7 +11,7 @@ GROWTH = 4
 
 
 class SeenHashes:
-    """A set of 64-bit numbers that only grows: 8 bytes a number, 24 for a moment as runs are merged.
+    """A set of 64-bit numbers that only grows: 8 bytes a number, 24 while runs are merged.
 
     The newest FRESH numbers are a Python set; full, it becomes a sorted run, and runs of like size
     are merged, so that there are only a few to look into.

@@ -4,8 +4,8 @@ A column comes in parts. Each part's different values, sorted, are a run, and it
 numbered within the run; both go to a scratch file. All runs are then read side by side, range of
 values by range, which gives every different value its number in the whole column; last, each part
 is read again with the final numbers. In memory are, for every value that an item has, 8 bytes (the
-list `items`), for every different value of a part 8 more, and for every different value 16; besides,
-one part and one range.
+list `items`), for every different value of a part 8 more, for every different value 16, and for
+different numbers and dates themselves another 16; besides, one part and one range.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import bisect
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -145,9 +146,7 @@ class _Column:
         empty = np.zeros(0, dtype=np.int64)
         return [np.concatenate(m) if m else empty for m in found], count
 
-    def _starts(
-        self, parts: Sequence[_Part], mappings: Sequence[RowArray], count: int
-    ) -> RowArray:
+    def _starts(self, parts: Sequence[_Part], mappings: Sequence[RowArray], count: int) -> RowArray:
         """Where each value's items begin, (count + 1,); writes the codes on the way."""
         starts = np.zeros(count + 1, dtype=np.int64)
         if self._kind == "list":
@@ -198,7 +197,7 @@ class _Column:
             return pa.ipc.read_record_batch(data, schema).column(0)
 
         for first, span in part.blocks:
-            yield first, lambda span=span: read(span)
+            yield first, partial(read, span)
 
 
 class _Run:

@@ -1,4 +1,4 @@
-"""What doesn't fit in memory while a version is written: appended to a nameless file, read by place.
+"""What doesn't fit in memory while a version is written: kept in a nameless file, read by place.
 
 The file has no name, so nothing is left behind, however the process ends.
 """
