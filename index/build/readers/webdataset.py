@@ -152,6 +152,10 @@ def _members(files: Files, name: str, label: str) -> Iterator[_Member | BadItem]
                 tar.members = []  # type: ignore[attr-defined]  # else they are all kept
                 if not member.isdir():
                     yield from _worth_reading(tar, member, name)
+            # tarfile takes anything that is no header for the end.
+            stream.seek(tar.offset)
+            if stream.read(TAR_BLOCK) != bytes(TAR_BLOCK):
+                raise tarfile.ReadError("cut short: neither a member nor the mark of the end")
     except (OSError, EOFError, tarfile.TarError, ValueError, RecursionError) as error:
         raise CorpusError(label, f"not readable as a tar at member {number}: {error}") from error
 
