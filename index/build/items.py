@@ -86,11 +86,15 @@ def image_columns(aliases: Aliases | None) -> tuple[str, ...]:
 
 
 def item_of_row(
-    row: Mapping[str, Any], root: Root, own_ref: str, aliases: Aliases | None = None
+    row: Mapping[str, Any],
+    root: Root,
+    own_ref: str,
+    aliases: Aliases | None = None,
+    place: str = "",
 ) -> Item:
-    """An item from a table's row; `own_ref` names a picture whose bytes lie in the row itself.
+    """An item from a table's row, which stands at `place`.
 
-    Raises RowError.
+    `own_ref` names a picture whose bytes lie in the row itself. Raises RowError.
     """
     rest = {str(name): value for name, value in row.items()}
     given_id = _first(rest, ID_COLUMNS)
@@ -104,7 +108,7 @@ def item_of_row(
     if item_id is None:
         raise RowError("no id, and no picture to take it from")
     metadata = {name: cleaned for name, v in rest.items() if (cleaned := _value(v)) is not None}
-    return Item(check_id(item_id), ref, captions, metadata, data)
+    return Item(check_id(item_id), ref, captions, metadata, data, place=place)
 
 
 def check_id(item_id: str) -> str:

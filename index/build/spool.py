@@ -11,6 +11,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import date, datetime
+from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
@@ -85,7 +86,7 @@ class ItemSpool:
         self._flush()
         for span in self._blocks:
             batch = pa.ipc.read_record_batch(pa.py_buffer(self._scratch.read(span)), _SCHEMA)
-            columns = [column.to_pylist() for column in batch.columns]
+            columns = [_as_list(column) for column in batch.columns]
             for item_id, image, image_key, texts, text_keys, metadata in zip(*columns, strict=True):
                 yield EncodedItem(
                     item_id, image, image_key, tuple(texts), tuple(text_keys), _Metadata(metadata)
@@ -111,6 +112,15 @@ class ItemSpool:
             self._blocks.append(self._scratch.append(batch.serialize()))
             self._waiting.clear()
             self._chars = 0
+
+
+def _as_list(column: Any) -> list[Any]:
+    """`to_pylist`, several times faster for lists."""
+    if not pa.types.is_list(column.type):
+        found: list[Any] = column.to_pylist()
+        return found
+    flat, ends = column.flatten().to_pylist(), column.offsets.to_pylist()
+    return [flat[start:end] for start, end in pairwise(ends)]
 
 
 class _Metadata(Mapping[str, Any]):

@@ -5,7 +5,7 @@ The file may be hundreds of megabytes: it is read picture by picture.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from hivlp.index.build.items import BadItem, Item
@@ -15,6 +15,8 @@ from hivlp.index.build.readers.tables import item_or_bad
 from hivlp.index.errors import CorpusError
 from hivlp.index.pictures import Root
 
+LIST = "images"
+MAX_DEPTH = 32
 OWN_FIELDS = ("split", "imgid", "cocoid")
 
 
@@ -51,13 +53,40 @@ class KarpathyCorpus(Corpus):
         number = 0
         try:
             with self._files.open(self._name) as stream:
-                for found in ijson.items(stream, "images.item", use_float=True):
+                for found in _elements(ijson.basic_parse(stream, use_float=True), LIST):
                     yield found
                     number += 1
-        except (OSError, UnicodeDecodeError, ijson.JSONError) as error:
+        except (OSError, ValueError, ijson.JSONError) as error:
             raise CorpusError(label, f"not readable as JSON at image {number}: {error}") from error
         if not number:
-            raise CorpusError(label, "no list `images` as a Karpathy split JSON has")
+            raise CorpusError(label, f"no list `{LIST}` as a Karpathy split JSON has")
+
+
+def _elements(events: Iterable[tuple[str, Any]], name: str) -> Iterator[Any]:
+    """The elements of a list that a JSON object has under a name, from the events of a parser.
+
+    `ijson.items` does the same, and ends the process where lists lie too deep in one another.
+    Raises ValueError for those.
+    """
+    from ijson.common import ObjectBuilder
+
+    depth, key, inside = 0, None, False
+    builder = ObjectBuilder()
+    for event, value in events:
+        ends = event in ("end_map", "end_array")
+        depth += (event in ("start_map", "start_array")) - ends
+        if depth > MAX_DEPTH:
+            raise ValueError(f"nested deeper than {MAX_DEPTH}")
+        if not inside:
+            key = value if event == "map_key" and depth == 1 else key
+            inside = event == "start_array" and depth == 2 and key == name
+        elif ends and depth == 1:
+            inside = False
+        else:
+            builder.event(event, value)
+            if depth == 2:
+                yield builder.value
+                builder = ObjectBuilder()
 
 
 def _row(found: Any) -> dict[str, Any] | str:

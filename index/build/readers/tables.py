@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -99,12 +98,11 @@ def item_or_bad(
 ) -> Item | BadItem:
     """The item that a row makes, or why it makes none."""
     try:
-        found = item_of_row(row, root, own_ref, options.aliases)
+        return item_of_row(row, root, own_ref, options.aliases, place)
     except RowError as error:
         return BadItem(place, error.item_id, error.reason)
     except RecursionError:
         return BadItem(place, None, "nested too deep")
-    return replace(found, place=place)
 
 
 def csv_rows(files: Files, name: str, label: str, options: CorpusOptions) -> Rows:
