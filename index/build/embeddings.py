@@ -4,9 +4,9 @@ One SQLite file per gallery space, `cache/embeddings/<gallery_space>.sqlite`, wi
 `vectors(key BLOB PRIMARY KEY, numbers BLOB)`: the key is the sha256 of the modality, a zero byte
 and the content (a picture file's bytes, a cleaned text's UTF-8); the numbers are float32,
 little-endian, the gallery levels of the item one after the other. Committed batch by batch, so an
-interrupted build goes on where it stopped. What `forget` takes out is in no file afterwards: deleted
-cells are overwritten (`secure_delete`), and the file is written anew, since cells that SQLite once
-moved may have left copies in free space.
+interrupted build goes on where it stopped. What `forget` takes out is in no file afterwards:
+deleted cells are overwritten (`secure_delete`), and the file is written anew, since cells that
+SQLite once moved or let go may have left copies in free space.
 """
 
 from __future__ import annotations

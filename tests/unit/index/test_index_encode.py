@@ -12,7 +12,7 @@ import pytest
 
 from hivlp.index.build import encode
 from hivlp.index.build.embeddings import EmbeddingCache
-from hivlp.index.build.encode import EncodeMeans, Encoded, FailureLog, encode_corpus
+from hivlp.index.build.encode import Encoded, EncodeMeans, FailureLog, encode_corpus
 from hivlp.index.build.items import BadItem, Item
 from hivlp.index.build.model import Model
 from hivlp.index.build.overlay import Overlay

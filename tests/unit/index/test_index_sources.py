@@ -20,6 +20,7 @@ from hivlp.index import remote
 from hivlp.index.build.corpus import CorpusOptions, open_corpus
 from hivlp.index.build.items import BadItem, Item
 from hivlp.index.build.readers import lines as corpus_lines
+from hivlp.index.build.readers.base import PLAIN
 from hivlp.index.errors import CorpusError
 from hivlp.index.pictures import picture_root, read_picture, remote_stamp, root_text
 from hivlp.index.remote import RemoteFolder, below
@@ -27,9 +28,7 @@ from hivlp.index.remote import RemoteFolder, below
 HOME = "memory://corpus"
 
 
-def read(
-    path: Path | str, options: CorpusOptions = CorpusOptions()
-) -> tuple[list[Item], list[BadItem]]:
+def read(path: Path | str, options: CorpusOptions = PLAIN) -> tuple[list[Item], list[BadItem]]:
     found = list(open_corpus(path, options))
     items = [item for item in found if isinstance(item, Item)]
     return items, [bad for bad in found if isinstance(bad, BadItem)]
@@ -169,7 +168,8 @@ def test_columns_of_img2dataset_are_read_where_asked_for(tmp_path: Path) -> None
     }
     pq.write_table(pa.table(rows), path)
     items, bad = read(path, CorpusOptions(aliases="img2dataset"))
-    assert [(i.id, i.image, i.image_data) for i in items] == [("000", f"{path.name}#row=0", b"JPEG")]
+    (item,) = items
+    assert (item.id, item.image, item.image_data) == ("000", f"{path.name}#row=0", b"JPEG")
     assert items[0].metadata == {"url": "https://example.org/a", "status": "success"}
     assert [(b.place, b.id, b.reason) for b in bad] == [
         ("row 1", "001", "not downloaded: failed_to_resize broken")
@@ -263,8 +263,9 @@ def test_a_picture_of_karpathy_s_that_is_wrong_is_named(
 
 
 @pytest.mark.parametrize(
-    "content", [b"[]", b"{}", b'{"images": {}}', b"{", b"", b'{"images": [{]}', b'{"images": ["\xff"]}',
-                b'{"images": [' + b"[" * 100_000]
+    "content",
+    [b"[]", b"{}", b'{"images": {}}', b"{", b"", b'{"images": [{]}', b'{"images": ["\xff"]}',
+     b'{"other": {"images": [1]}}', b'{"images": [' + b"[" * 100_000, b"[" * 100_000]
 )  # fmt: skip
 def test_a_json_file_that_is_no_karpathy_split_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "d.json"
@@ -369,9 +370,7 @@ def test_nothing_outside_a_url_is_read(memory: Any, given: str) -> None:
         read_picture(HOME, given)
 
 
-def test_remote_pictures_have_a_largest_size(
-    memory: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_remote_pictures_have_a_largest_size(memory: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     memory.pipe("/corpus/a.png", b"12345")
     monkeypatch.setattr("hivlp.index.pictures.MAX_PICTURE_BYTES", 4)
     with pytest.raises(CorpusError, match="5 bytes, the limit is 4"):
@@ -402,9 +401,7 @@ def test_a_url_that_cannot_be_read_says_why(memory: Any, url: str, reason: str) 
     assert "secret" not in str(caught.value)
 
 
-def test_errors_of_a_client_are_the_corpus_s(
-    memory: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_errors_of_a_client_are_the_corpus_s(memory: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     class ClientError(Exception):
         """As botocore's: of no class that anyone else knows."""
 

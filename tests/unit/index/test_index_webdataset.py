@@ -14,6 +14,7 @@ from hivlp.index import pictures
 from hivlp.index.build.corpus import CorpusOptions, open_corpus
 from hivlp.index.build.items import BadItem, Item
 from hivlp.index.build.readers import webdataset
+from hivlp.index.build.readers.base import PLAIN
 from hivlp.index.errors import CorpusError
 from hivlp.index.pictures import read_picture, split_ref
 
@@ -39,9 +40,7 @@ def tar(path: Path, *members: tuple[str, Any], form: int = tarfile.PAX_FORMAT) -
     return path
 
 
-def read(
-    path: Path | str, options: CorpusOptions = CorpusOptions()
-) -> tuple[list[Item], list[BadItem]]:
+def read(path: Path | str, options: CorpusOptions = PLAIN) -> tuple[list[Item], list[BadItem]]:
     found = list(open_corpus(path, options))
     items = [item for item in found if isinstance(item, Item)]
     return items, [bad for bad in found if isinstance(bad, BadItem)]
@@ -250,9 +249,7 @@ def test_large_members_are_bad_by_themselves(
 ) -> None:
     monkeypatch.setattr(webdataset, "MAX_PICTURE_BYTES", 8)
     monkeypatch.setattr(webdataset, "MAX_TEXT_BYTES", 4)
-    path = tar(
-        tmp_path / "a.tar", ("0.jpg", b"J" * 9), ("1.txt", b"x" * 5), ("2.jpg", b"J" * 8)
-    )
+    path = tar(tmp_path / "a.tar", ("0.jpg", b"J" * 9), ("1.txt", b"x" * 5), ("2.jpg", b"J" * 8))
     items, bad = read(path)
     assert [item.id for item in items] == ["2"]
     assert [entry.reason for entry in bad] == [
