@@ -33,6 +33,10 @@ INT64 = 2**63
 MAX_COLUMNS = 4_096
 FEW = 1_024
 SPILL = 8_192
+_EXACT: dict[type, Kind] = {
+    str: "text", bool: "bool", float: "float", datetime: "time", date: "date"
+}  # fmt: skip
+"""Kinds that the class alone tells, looked up first: metadata are millions of values."""
 _TYPES = {
     "bool": pa.bool_(),
     "int": pa.int64(),
@@ -173,7 +177,9 @@ class ColumnTyper:
         if kind == "int":
             self._exact = self._exact and int(float(value)) == value
         elif kind == "text" and self._strings:
-            self._see_text(value)
+            parses = self._booleans or self._integers or self._decimals is not None
+            if parses or not isinstance(value, str):
+                self._see_text(value)
 
     def type(self) -> ColumnType:
         """The type that fits all values so far."""
@@ -252,6 +258,9 @@ def _pairs(texts: Iterable[str]) -> Any:
 
 def kind_of_value(value: Any) -> Kind:
     """The kind of one value that is not None."""
+    known = _EXACT.get(type(value))
+    if known is not None:
+        return known
     if isinstance(value, str):
         return "text"
     if isinstance(value, bool):

@@ -33,7 +33,8 @@ _SCHEMA = pa.schema(
         "metadata": pa.string(),
     }
 )
-_PLAIN = frozenset({"bool", "int", "float", "list"})
+_AS_IS = frozenset({str, int, float, bool, type(None)})
+_PLAIN = frozenset({"bool", "int", "float"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +156,9 @@ class _Metadata(Mapping[str, Any]):
 
 def to_json(metadata: Mapping[str, Any]) -> str:
     """Metadata as text from which `from_json` makes values that become the same column."""
-    return json.dumps({name: _kept(value) for name, value in metadata.items()})
+    return json.dumps(
+        {n: value if type(value) in _AS_IS else _kept(value) for n, value in metadata.items()}
+    )
 
 
 def from_json(text: str) -> dict[str, Any]:
@@ -168,7 +171,7 @@ def from_json(text: str) -> dict[str, Any]:
 
 
 def _kept(value: Any) -> Any:
-    if value is None or isinstance(value, str):
+    if isinstance(value, str):
         return value
     kind = kind_of_value(value)
     if kind == "list":

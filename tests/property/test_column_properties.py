@@ -60,6 +60,8 @@ def column_values() -> st.SearchStrategy[list[Any]]:
 @example(["0.1", "2.5", "3.5", "4.5", "0.10", "5.5"])
 @example(["1", "2", "3", "4", "1.0"])
 @example(["-0", "0", "1.5"])
+@example(["9" * 18, "x"])
+@example(["true", "x", {}])
 @given(column_values())
 def test_types_found_bit_by_bit_are_those_of_the_whole_column(values: list[Any]) -> None:
     with (
