@@ -182,7 +182,7 @@ def test_forms_from_the_command_line(
     assert "no column aliases" in capsys.readouterr().err
     assert main(["build", str(folder / "*.csv"), *tail]) == 1
     assert "no file matches" in capsys.readouterr().err
-    assert main(["build", "s3://bucket/corpus", *tail]) == 1
+    assert main(["build", "nothing://bucket/corpus", *tail]) == 1
     assert "can't be opened" in capsys.readouterr().err
 
 
