@@ -73,8 +73,11 @@ def child(path: Path, home: Path, stop: str) -> None:
 
         def outer(*given: Any, **options: Any) -> Any:
             answer = inner(*given, **options)
-            took = time.perf_counter() - began
-            print(f"{stage:<12}{peak_mib():>8.0f} MiB after {took:6.1f} s", flush=True)
+            spent, took = time.process_time(), time.perf_counter() - began
+            print(
+                f"{stage:<12}{peak_mib():>8.0f} MiB after {spent:6.1f} s of CPU, {took:6.1f} s",
+                flush=True,
+            )
             if stage == stop:
                 sys.exit(0)
             return answer
