@@ -110,6 +110,14 @@ def above_zero(text: str) -> float:
     return number
 
 
+def seconds(text: str) -> float:
+    """A number of seconds, 0 or more."""
+    number = _number(text)
+    if not 0 <= number < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds")
+    return number
+
+
 def _number(text: str) -> float:
     try:
         return float(text)

@@ -28,6 +28,11 @@ from hivlp.index.level_index import CODECS, FAMILIES, ROWS_TYPES
 from hivlp.index.snapshot.store import SnapshotStore
 from hivlp.models.runtime.threads import available_threads
 
+CORPUS_HELP = """a folder of pictures, .csv, .jsonl, .parquet, webdataset .tar or Karpathy split
+.json; several tables or tars by a folder or a pattern ('shard-{000..099}.tar'); or a URL of these
+"""
+SPLITS = ("all", "train", "val", "test", "restval")
+
 
 def build(arguments: Sequence[str]) -> int:
     """`hivlp build`: encode a corpus and publish it as a version of an index."""
@@ -36,7 +41,7 @@ def build(arguments: Sequence[str]) -> int:
         "Encode a corpus and publish it as a snapshot of an index.",
         "hivlp build pictures/ --artifact .hivlp/artifacts/demo --index default",
     )
-    parser.add_argument("corpus", type=Path, help="a folder of pictures, .csv, .jsonl or .parquet")
+    parser.add_argument("corpus", help=CORPUS_HELP)
     parser.add_argument("--artifact", type=Path, help="the model (default: the index's last one)")
     parser.add_argument("--index", default="default", help="index name (default: default)")
     parser.add_argument(
@@ -46,11 +51,26 @@ def build(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--max-failures", type=share, default=0.05, help="share of bad items allowed (0.05)"
     )
+    parser.add_argument(
+        "--workers", type=positive, default=2, help="threads that read and decode pictures (2)"
+    )
+    parser.add_argument(
+        "--split", choices=SPLITS, default="all", help="of a Karpathy split JSON (all)"
+    )
+    parser.add_argument("--images", help="folder of its pictures (the JSON's own)")
+    parser.add_argument(
+        "--aliases", choices=("img2dataset",), help="columns are named as this program does it"
+    )
     parser.add_argument("--metadata-group", help="metadata column whose equals answer each other")
     parser.add_argument(
         "--build-threads", type=positive, help="threads that build graphs (all that may be used)"
     )
     parser.add_argument("--threads", type=positive, default=1, help="encoder threads (1)")
+    parser.add_argument(
+        "--forget-changes",
+        action="store_true",
+        help="the corpus alone, without items that were put or deleted since",
+    )
     parser.add_argument(
         "--no-activate", action="store_true", help="publish without making it the active version"
     )
@@ -131,16 +151,17 @@ def _add_choice(parser: argparse.ArgumentParser) -> None:
 
 def _build(given: argparse.Namespace) -> int:
     from hivlp.index.build.build import BuildSettings, build_index
-    from hivlp.index.build.corpus import open_corpus
+    from hivlp.index.build.corpus import CorpusOptions, open_corpus
     from hivlp.index.build.explain import table
     from hivlp.index.build.model import Model
     from hivlp.index.build.wishes import Wishes
 
     store = store_of(given)
-    corpus = open_corpus(given.corpus)
+    corpus = open_corpus(given.corpus, CorpusOptions(given.split, given.images, given.aliases))
     artifact = given.artifact or _last_artifact(store, given.index)
     settings = BuildSettings(
         batch_size=given.batch_size,
+        workers=given.workers,
         max_failures=given.max_failures,
         materialise=given.materialise,
         metadata_group=given.metadata_group,
@@ -155,6 +176,7 @@ def _build(given: argparse.Namespace) -> int:
             max_query_ms=given.max_query_ms,
             max_build_s=given.max_build_s,
         ),
+        forget_changes=given.forget_changes,
         activate=not given.no_activate,
     )
     report = build_index(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from hivlp.index.arguments import (
@@ -15,6 +15,7 @@ from hivlp.index.arguments import (
     parse,
     parser_of,
     positive,
+    seconds,
     share,
     store_of,
 )
@@ -45,6 +46,12 @@ def items(arguments: Sequence[str]) -> int:
     delete = actions.add_parser("delete", help="take items out")
     delete.add_argument("ids", nargs="*", metavar="ID", help="ids of the items")
     delete.add_argument("--from", dest="file", type=Path, help="a file of ids, one a line")
+    delete.add_argument(
+        "--erase", action="store_true", help="leave their vectors and texts in no file"
+    )
+    delete.add_argument(
+        "--wait", type=seconds, default=60.0, help="s to wait for readers of old versions (60)"
+    )
     for action in (upsert, delete):
         action.add_argument("--home", type=Path, help="state folder (HIVLP_HOME, .hivlp)")
         action.add_argument("--index", default="default", help="index name (default: default)")
@@ -56,7 +63,8 @@ def items(arguments: Sequence[str]) -> int:
     if not given.ids and given.file is None:
         print("hivlp items delete: give ids, or --from FILE", file=sys.stderr)
         return USAGE
-    return _delete(given)
+    ids = [*given.ids, *(_ids(given.file) if given.file is not None else [])]
+    return _erase(given, ids) if given.erase else _delete(given, ids)
 
 
 def _upsert(given: argparse.Namespace) -> int:
@@ -72,21 +80,41 @@ def _upsert(given: argparse.Namespace) -> int:
     print(f"{given.index} {report.version}: {report.created} items new, {replaced} replaced")
     if report.failures:
         left = failures_file(store, given.index)
-        print(f"left out {len(report.failures)}, listed in {left}")
+        print(f"left out {report.failures}, listed in {left}")
     return DONE
 
 
-def _delete(given: argparse.Namespace) -> int:
+def _erase(given: argparse.Namespace, ids: Sequence[str]) -> int:
+    from hivlp.index.build.erase import erase
+
+    report = erase(store_of(given), given.index, ids, wait_s=given.wait)
+    print(
+        f"{given.index} {report.version}: {len(report.erased)} items erased; removed "
+        f"{len(report.removed)} versions, {report.cached} vectors from the cache, "
+        f"{report.pictures} pictures"
+    )
+    for note in report.notes:
+        print(note)
+    if report.left:
+        left = ", ".join(report.left)
+        print(f"still open somewhere, and not erased: {left}; run this again", file=sys.stderr)
+    _say_unknown(report.unknown)
+    return FAILED if report.left or report.unknown else DONE
+
+
+def _delete(given: argparse.Namespace, ids: Sequence[str]) -> int:
     store = store_of(given)
-    ids = [*given.ids, *(_ids(given.file) if given.file is not None else [])]
     amended = amend(store, given.index, [Delete(item_id) for item_id in ids])
     print(f"{given.index} {amended.version}: {amended.deletes} items deleted")
-    if amended.unknown:
-        some = ", ".join(repr(item_id) for item_id in sorted(amended.unknown)[:NAMED])
-        more = f" and {len(amended.unknown) - NAMED} more" if len(amended.unknown) > NAMED else ""
+    _say_unknown(amended.unknown)
+    return FAILED if amended.unknown else DONE
+
+
+def _say_unknown(unknown: Collection[str]) -> None:
+    if unknown:
+        some = ", ".join(repr(item_id) for item_id in sorted(unknown)[:NAMED])
+        more = f" and {len(unknown) - NAMED} more" if len(unknown) > NAMED else ""
         print(f"not there: {some}{more}", file=sys.stderr)
-        return FAILED
-    return DONE
 
 
 def _ids(file: Path) -> list[str]:

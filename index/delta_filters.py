@@ -18,7 +18,8 @@ from hivlp.index.filter_masks import FilterMasks
 from hivlp.index.filters import Expression
 from hivlp.index.masks import BoolArray, RowMask
 from hivlp.index.snapshot.changes import Segment
-from hivlp.index.snapshot.coded import CodedColumn, Kind, code_column, kind_of
+from hivlp.index.snapshot.coded import CodedColumn, code_column
+from hivlp.index.snapshot.coded_files import Kind, kind_of
 from hivlp.index.snapshot.delta import Delta, Place
 from hivlp.index.snapshot.snapshot import Snapshot
 from hivlp.models.levels import Modality

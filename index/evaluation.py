@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -35,6 +34,7 @@ from hivlp.index.evaluation_report import (
 from hivlp.index.local_searcher import LocalSearcher
 from hivlp.index.plans import run_early, run_plan
 from hivlp.index.snapshot.snapshot import Side, Snapshot
+from hivlp.index.snapshot.uploads import picture_roots
 from hivlp.models.levels import FloatArray, Modality
 
 KS = (1, 5, 10)
@@ -335,4 +335,5 @@ def _encoded(
         return text_queries(model, [side.texts[int(row)].as_py() for row in rows], ordinals)
     images = snapshot.catalogue.images()
     refs = [images[ordinal] or "" for ordinal in ordinals]
-    return image_queries(model, Path(snapshot.manifest.corpus.root), refs, ordinals)
+    roots = picture_roots(snapshot.path.parent, snapshot.manifest.corpus.root)
+    return image_queries(model, roots, refs, ordinals)

@@ -1,29 +1,63 @@
 """Reading a picture by the reference that a snapshot keeps of it.
 
-A reference is a path relative to the corpus's root, or `FILE#row=N` for a picture whose bytes lie
-in a Parquet file. Never anything outside the root.
+A reference is a path relative to the corpus's root; or, for a picture whose bytes lie in another
+file there, `FILE#row=N` (a row of a Parquet file) or `FILE#offset=O,size=S` (a member of a tar).
+Never anything outside the root. The root is a folder, or a URL that fsspec opens.
 """
 
 from __future__ import annotations
 
 import re
 import stat
+import tarfile
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from hivlp.index.errors import CorpusError
+from hivlp.index.remote import RemoteFolder, below, is_url
 
 PICTURE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff"})
 IMAGE_COLUMNS = ("image", "image_path", "file_name")
 """Where a table's pictures are looked for; the first filled one counts."""
-ROW_MARK = "#row="
+DOWNLOADED_COLUMNS = ("jpg", "png", "webp")
+"""Where img2dataset puts them besides."""
+ROW_MARK, OFFSET_MARK = "#row=", "#offset="
 MAX_PICTURE_BYTES = 64 * 2**20
+MAX_KEPT_BYTES = 64 * 2**20
+"""Row groups of larger picture columns are read page by page, and not kept."""
+TAR_BLOCK = 512
+PAGE_BUFFER = 2**20
+Root = Path | str
+"""A local folder, or a URL."""
 _TABLE_REF = re.compile(rf"(.+\.parquet){ROW_MARK}([0-9]{{1,18}})", re.IGNORECASE | re.DOTALL)
+_TAR_REF = re.compile(
+    rf"(.+\.tar){OFFSET_MARK}([0-9]{{1,18}}),size=([0-9]{{1,10}})", re.IGNORECASE | re.DOTALL
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Within:
+    """Where in a file a picture lies: `row` of a table, or `size` bytes from `offset` of a tar."""
+
+    row: int | None = None
+    offset: int = 0
+    size: int = 0
+
+
+def picture_root(text: str) -> Root:
+    """The root that a manifest names."""
+    return text if is_url(text) else Path(text)
+
+
+def root_text(root: Root) -> str:
+    """A root as a manifest names it."""
+    return root if isinstance(root, str) else str(root.resolve())
 
 
 def table_ref(file: str, row: int) -> str:
@@ -31,60 +65,184 @@ def table_ref(file: str, row: int) -> str:
     return f"{file}{ROW_MARK}{row}"
 
 
-def split_ref(ref: str) -> tuple[str, int | None]:
-    """The file that a reference names, and the row in it where that is a table."""
-    found = _TABLE_REF.fullmatch(ref)
-    return (found[1], int(found[2])) if found else (ref, None)
+def tar_ref(file: str, offset: int, size: int) -> str:
+    """Reference of the picture whose bytes begin at `offset` of a tar."""
+    return f"{file}{OFFSET_MARK}{offset},size={size}"
 
 
-def read_picture(root: Path, ref: str) -> bytes:
+def split_ref(ref: str) -> tuple[str, Within | None]:
+    """The file that a reference names, and the place in it where the picture is not the file."""
+    if found := _TABLE_REF.fullmatch(ref):
+        return found[1], Within(row=int(found[2]))
+    if found := _TAR_REF.fullmatch(ref):
+        return found[1], Within(offset=int(found[2]), size=int(found[3]))
+    return ref, None
+
+
+def read_picture(root: Root, ref: str) -> bytes:
     """The bytes of a picture. Raises CorpusError where it is gone, unreadable or outside `root`.
 
-    Only regular files are read, and none over MAX_PICTURE_BYTES: a pipe would never end.
+    Only regular files are read, and no picture over MAX_PICTURE_BYTES: a pipe would never end.
     """
-    file, row = split_ref(ref)
+    file, within = split_ref(ref)
     try:
-        home = root.resolve()
-        target = (home / file).resolve()
-        if not target.is_relative_to(home):
-            raise CorpusError(ref, "leaves the corpus")
-        if row is not None:
-            return _cell(target, row)
-        _check_file(target)
-        return target.read_bytes()
-    except (OSError, ValueError, RuntimeError, pa.ArrowException) as error:
+        found = _Remote(root, file) if isinstance(root, str) else _Local(root, file, ref)
+        if within is None:
+            _check_size(found.size)
+            return found.read(0, found.size)
+        if within.row is not None:
+            return _cell(found, within.row)
+        return _member(found, within)
+    except (OSError, ValueError, RuntimeError, pa.ArrowException, tarfile.TarError) as error:
         raise CorpusError(ref, f"unreadable: {error}") from error
 
 
-def _check_file(path: Path) -> None:
-    """Raises OSError where there is nothing, ValueError where it is no file of a fair size."""
-    found = path.stat()
-    if not stat.S_ISREG(found.st_mode):
-        raise ValueError("not a file")
-    if found.st_size > MAX_PICTURE_BYTES:
-        raise ValueError(f"{found.st_size} bytes, the limit is {MAX_PICTURE_BYTES}")
+def remote_stamp(root: str, ref: str) -> tuple[int, str]:
+    """Size of the file that a reference names below a URL, and a text that changes when it does.
+
+    Raises CorpusError.
+    """
+    try:
+        file = _Remote(root, split_ref(ref)[0])
+    except (OSError, ValueError) as error:
+        raise CorpusError(ref, f"unreadable: {error}") from error
+    return file.size, file.stamp
 
 
-def _cell(path: Path, row: int) -> bytes:
+class _Local:
+    """A regular file below a folder, links resolved. Raises CorpusError, OSError, ValueError."""
+
+    def __init__(self, root: Path, file: str, ref: str) -> None:
+        home = root.resolve()
+        self._path = (home / file).resolve()
+        if not self._path.is_relative_to(home):
+            raise CorpusError(ref, "leaves the corpus")
+        found = self._path.stat()
+        if not stat.S_ISREG(found.st_mode):
+            raise ValueError("not a file")
+        self.size = found.st_size
+        self.key: tuple[object, ...] = (self._path, found.st_mtime_ns, found.st_size)
+
+    def open(self) -> BinaryIO:
+        return self._path.open("rb")
+
+    def read(self, offset: int, size: int) -> bytes:
+        with self.open() as stream:
+            stream.seek(offset)
+            return stream.read(size)
+
+
+class _Remote:
+    """A file below a URL. Raises CorpusError, OSError, ValueError."""
+
+    def __init__(self, root: str, file: str) -> None:
+        self._folder = RemoteFolder(root)
+        self._name = below(root, file)
+        self.size, self.stamp = self._folder.stamp(self._name)
+        self.key: tuple[object, ...] = (root, self._name, self.size, self.stamp)
+
+    def open(self) -> BinaryIO:
+        return self._folder.open(self._name)
+
+    def read(self, offset: int, size: int) -> bytes:
+        return self._folder.read(self._name, offset, size)
+
+
+def _check_size(size: int) -> None:
+    if size > MAX_PICTURE_BYTES:
+        raise ValueError(f"{size} bytes, the limit is {MAX_PICTURE_BYTES}")
+
+
+def _member(file: _Local | _Remote, within: Within) -> bytes:
+    """A tar's member, whose header must stand before it. Raises ValueError, TarError."""
+    _check_size(within.size)
+    start = within.offset - TAR_BLOCK
+    if start < 0 or start % TAR_BLOCK or within.offset + within.size > file.size:
+        raise ValueError("no member of the tar lies there")
+    data = file.read(start, TAR_BLOCK + within.size)
+    if not is_member(data[:TAR_BLOCK], within.size) or len(data) != TAR_BLOCK + within.size:
+        raise ValueError("no member of the tar begins there")
+    return data[TAR_BLOCK:]
+
+
+def is_member(header: bytes, size: int) -> bool:
+    """Whether a tar's block is the header of a regular file of `size` bytes."""
+    try:
+        found = tarfile.TarInfo.frombuf(header, tarfile.ENCODING, "surrogateescape")
+    except tarfile.HeaderError:
+        return False
+    return found.isreg() and not found.issparse() and found.size == size
+
+
+def _cell(file: _Local | _Remote, row: int) -> bytes:
     """The picture of one row. Raises ValueError where there is none."""
-    with pq.ParquetFile(path) as file:
-        for group in range(file.metadata.num_row_groups):
-            count = file.metadata.row_group(group).num_rows
+    with file.open() as stream, open_parquet(stream) as table:
+        for group in range(table.metadata.num_row_groups):
+            count = table.metadata.row_group(group).num_rows
             if row < count:
-                columns = _images(path, group, path.stat().st_mtime_ns)
-                cells = (column[row].as_py() for column in columns)
+                names = _image_names(table)
+                small = _bytes_of(table, group, names) <= MAX_KEPT_BYTES
+                columns = _kept(file, group) if small else _streamed(table, group, names, row)
+                place = row if small else 0
+                cells = (column[place].as_py() for column in columns)
                 return _bytes(next((cell for cell in cells if cell not in (None, "")), None))
             row -= count
     raise ValueError("no such row")
 
 
-@lru_cache(maxsize=2)
-def _images(path: Path, group: int, changed: int) -> list[Any]:  # noqa: ARG001  part of the key
+def open_parquet(source: Any) -> Any:
+    """A Parquet file whose columns are read page by page, not whole row groups at a time.
+
+    Raises OSError, pyarrow.ArrowException.
+    """
+    return pq.ParquetFile(source, buffer_size=PAGE_BUFFER, pre_buffer=False)
+
+
+def _image_names(table: Any) -> list[str]:
+    names = table.schema_arrow.names
+    return [name for name in (*IMAGE_COLUMNS, *DOWNLOADED_COLUMNS) if name in names]
+
+
+def _bytes_of(table: Any, group: int, names: list[str]) -> int:
+    """Uncompressed bytes of some columns of a row group."""
+    record = table.metadata.row_group(group)
+    chunks = (record.column(i) for i in range(record.num_columns))
+    return sum(c.total_uncompressed_size for c in chunks if c.path_in_schema.split(".")[0] in names)
+
+
+def _streamed(table: Any, group: int, names: list[str], row: int) -> list[Any]:
+    """The picture columns of one row, the pages before it read and forgotten."""
+    for batch in table.iter_batches(batch_size=16, row_groups=[group], columns=names):
+        if row < batch.num_rows:
+            return [batch.slice(row, 1).column(name) for name in names]
+        row -= batch.num_rows
+    raise ValueError("no such row")
+
+
+def _kept(file: _Local | _Remote, group: int) -> list[Any]:
     """The picture columns of one row group; neighbours are read together."""
-    with pq.ParquetFile(path) as file:
-        names = [name for name in IMAGE_COLUMNS if name in file.schema_arrow.names]
-        table = file.read_row_group(group, columns=names)
-    return [table.column(name) for name in names]
+    return _row_group(_Opened(file), group)
+
+
+class _Opened:
+    """A file that is equal to itself until it changes."""
+
+    def __init__(self, file: _Local | _Remote) -> None:
+        self.file = file
+
+    def __hash__(self) -> int:
+        return hash(self.file.key)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Opened) and other.file.key == self.file.key
+
+
+@lru_cache(maxsize=2)
+def _row_group(opened: _Opened, group: int) -> list[Any]:
+    with opened.file.open() as stream, open_parquet(stream) as table:
+        names = _image_names(table)
+        rows = table.read_row_group(group, columns=names)
+    return [rows.column(name) for name in names]
 
 
 def _bytes(value: Any) -> bytes:
@@ -92,4 +250,5 @@ def _bytes(value: Any) -> bytes:
         value = value.get("bytes")
     if not isinstance(value, bytes):
         raise ValueError("the row holds no picture")
+    _check_size(len(value))
     return value

@@ -12,13 +12,19 @@ import stat
 import threading
 import zlib
 from dataclasses import dataclass
-from pathlib import Path
 
 from cachetools import LRUCache
 from PIL import Image
 
 from hivlp.index.errors import CorpusError
-from hivlp.index.pictures import MAX_PICTURE_BYTES, read_picture, split_ref
+from hivlp.index.pictures import (
+    MAX_PICTURE_BYTES,
+    Root,
+    Within,
+    read_picture,
+    remote_stamp,
+    split_ref,
+)
 from hivlp.models.errors import HivlpError, ImageError
 from hivlp.models.runtime.formats import supported_format
 from hivlp.models.runtime.images import ImageLimits, decode_image
@@ -52,16 +58,18 @@ class Found:
     """A picture that lies below the root; `tag` changes whenever its file does."""
 
     item_id: str
-    root: Path
+    root: Root
     reference: str
     tag: str
 
 
-def locate(root: Path | None, reference: str | None, item_id: str) -> Found:
+def locate(root: Root | None, reference: str | None, item_id: str) -> Found:
     """Where a reference leads. Raises NoPicture for nowhere, or out of the root."""
     if root is None or reference is None:
         raise NoPicture(item_id, "it was indexed without one")
-    file, row = split_ref(reference)
+    file, within = split_ref(reference)
+    if isinstance(root, str):
+        return _locate_remote(root, reference, within, item_id)
     try:
         base = root.resolve(strict=True)
         path = (base / file).resolve(strict=True)
@@ -70,11 +78,25 @@ def locate(root: Path | None, reference: str | None, item_id: str) -> Found:
         raise NoPicture(item_id, "its file is gone") from error
     if not path.is_relative_to(base) or not stat.S_ISREG(found.st_mode):
         raise NoPicture(item_id, "its reference leaves the corpus")
-    if row is None and found.st_size > MAX_PICTURE_BYTES:
+    if within is None and found.st_size > MAX_PICTURE_BYTES:
         raise NoPicture(item_id, "its file is too large")
-    place = 0 if row is None else zlib.crc32(str(row).encode())
-    tag = f"{found.st_mtime_ns:x}-{found.st_size:x}-{place:x}"
+    tag = f"{found.st_mtime_ns:x}-{found.st_size:x}-{_place(within):x}"
     return Found(item_id, base, reference, tag)
+
+
+def _locate_remote(root: str, reference: str, within: Within | None, item_id: str) -> Found:
+    try:
+        size, stamp = remote_stamp(root, reference)
+    except CorpusError as error:
+        raise NoPicture(item_id, "its file is gone") from error
+    if within is None and size > MAX_PICTURE_BYTES:
+        raise NoPicture(item_id, "its file is too large")
+    tag = f"{zlib.crc32(stamp.encode()):x}-{size:x}-{_place(within):x}"
+    return Found(item_id, root, reference, tag)
+
+
+def _place(within: Within | None) -> int:
+    return 0 if within is None else zlib.crc32(str(within).encode())
 
 
 class Pictures:
@@ -83,7 +105,7 @@ class Pictures:
     def __init__(self, max_pixels: int) -> None:
         self._limits = ImageLimits(max_bytes=MAX_PICTURE_BYTES, max_pixels=max_pixels)
         self._lock = threading.Lock()
-        self._kept: LRUCache[tuple[Path, str, str, int], Picture] = LRUCache(
+        self._kept: LRUCache[tuple[Root, str, str, int], Picture] = LRUCache(
             THUMBNAIL_CACHE_BYTES, getsizeof=lambda picture: len(picture.data)
         )
 

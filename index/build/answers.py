@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from hivlp.index.candidates import RowArray
+from hivlp.index.snapshot.catalogue import id_hash
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +55,19 @@ def item_groups(values: Iterable[Any] | None, count: int) -> RowArray:
     """(items,) int64: items of one number answer each other.
 
     `values` are the items' values of the grouping column; an item without one is a group of its
-    own, and so is every item where there is no such column (None).
+    own, and so is every item where there is no such column (None). Values are told apart by 64-bit
+    hashes, so that a column of any size is passed over and not held.
     """
     own = np.arange(count, dtype=np.int64)
-    codes: dict[str, int] = {}
-    for ordinal, value in enumerate(values or ()):
+    if values is None:
+        return own
+    hashes, ordinals = array("Q"), array("q")
+    for ordinal, value in enumerate(values):
         if value is not None:
-            own[ordinal] = codes.setdefault(repr(value), ordinal)
+            hashes.append(id_hash(repr(value)))
+            ordinals.append(ordinal)
+    if hashes:
+        having = np.frombuffer(ordinals, dtype=np.int64)
+        first, group = np.unique(hashes, return_index=True, return_inverse=True)[1:]
+        own[having] = having[first][group]
     return own

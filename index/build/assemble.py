@@ -2,38 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from array import array
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
 
 from hivlp.index.backends.choose import write_graph, write_level
 from hivlp.index.backends.rows import LevelRows, StoredArray, inverse_norms
-from hivlp.index.build.columns import metadata_columns
+from hivlp.index.build.columns import ColumnType, MetadataTypes
 from hivlp.index.build.embeddings import EmbeddingCache
-from hivlp.index.build.encode import EncodedItem
+from hivlp.index.build.spool import EncodedItem, Items
 from hivlp.index.candidates import RowArray
 from hivlp.index.level_index import FAST_SCAN, MASKABLE, Codec, Must, RowsType
 from hivlp.index.snapshot import layout
-from hivlp.index.snapshot.catalogue import ID, IMAGE, OWN_COLUMNS, id_index, write_table
-from hivlp.index.snapshot.coded import write_coded
+from hivlp.index.snapshot.catalogue import (
+    ID,
+    IMAGE,
+    HashArray,
+    hash_index,
+    id_hash,
+    table_writer,
+)
+from hivlp.index.snapshot.coding import write_coded_file
+from hivlp.index.snapshot.scratch import Scratch
 from hivlp.models.levels import GalleryKind, LevelSpec, Modality
 
 FETCH = 4_096
+ITEMS_AT_ONCE = 4_096
+"""Items that are Python objects at a time; a record batch is made of several such blocks."""
+BATCH_ITEMS = 65_536
+BATCH_BYTES = 32 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
 class BuiltSide:
-    """Rows written for one side, by level, and the item of each row."""
+    """Rows written for one side, by level, and the item of each row.
+
+    `contents` (N,) uint64 are the first 64 bits of each row's cache key: equal where the content
+    of two rows is.
+    """
 
     modality: Modality
     rows: Mapping[int, LevelRows]
     row_items: RowArray
-    keys: Sequence[bytes]
+    contents: HashArray
 
     @property
     def size(self) -> int:
@@ -41,48 +59,52 @@ class BuiltSide:
         return len(self.row_items)
 
 
-def write_catalogue(folder: Path, items: Sequence[EncodedItem]) -> None:
-    """items.arrow and the id index."""
-    ids = [item.id for item in items]
-    columns = {
-        ID: pa.array(ids, type=pa.string()),
-        IMAGE: pa.array([item.image for item in items], type=pa.string()),
-        **metadata_columns([item.metadata for item in items]),
-    }
-    table = pa.table(columns)
-    write_table(folder / layout.ITEMS, table)
-    write_coded(folder, table, [name for name in columns if name not in OWN_COLUMNS])
-    hashes, ordinals = id_index(ids)
-    np.save(folder / layout.ITEM_HASHES, hashes, allow_pickle=False)
+def write_catalogue(folder: Path, items: Items) -> None:
+    """items.arrow, its coded columns and the id index; two passes over the items."""
+    with Scratch(folder) as scratch:
+        types = MetadataTypes(scratch)
+        for item in items:
+            types.see(item.metadata)
+        columns = types.columns()
+    hashes = array("Q")
+    fields = {ID: pa.string(), IMAGE: pa.string()}
+    schema = pa.schema({**fields, **{name: kind.arrow for name, (_, kind) in columns.items()}})
+    with _batches(folder / layout.ITEMS, schema) as writer:
+        for block in _blocks(items):
+            hashes.extend(id_hash(item.id) for item in block)
+            writer.add(_records(block, columns, schema))
+    write_coded_file(folder, folder / layout.ITEMS, list(columns))
+    ascending, ordinals = hash_index(hashes)
+    np.save(folder / layout.ITEM_HASHES, ascending, allow_pickle=False)
     np.save(folder / layout.ITEM_ORDINALS, ordinals, allow_pickle=False)
 
 
 def write_side(
     folder: Path,
     side: Modality,
-    items: Sequence[EncodedItem],
+    items: Items,
     cache: EmbeddingCache,
     levels: Sequence[LevelSpec],
     gallery: GalleryKind,
     rows_type: RowsType = "fp32",
 ) -> BuiltSide | None:
     """Rows, norms, row-to-item map and, for texts, the texts; None where the side has no row."""
-    keys, row_items = _rows_of(side, items)
-    if not keys:
+    row_items, contents = _rows_of(side, items)
+    if not len(row_items):
         return None
     (folder / side).mkdir()
     np.save(folder / layout.row_items_file(side), row_items, allow_pickle=False)
     if side == "text":
-        texts = [text for item in items for text in item.texts]
-        write_table(folder / layout.TEXTS, pa.table({"text": pa.array(texts, type=pa.string())}))
+        _write_texts(folder / layout.TEXTS, items)
     dims = [spec.dim for spec in levels]
-    matrices = _write_rows(folder, side, keys, cache, dims, gallery, rows_type)
+    keys = (key for item in items for key in _keys(side, item))
+    matrices = _write_rows(folder, side, keys, len(row_items), cache, dims, gallery, rows_type)
     rows = (
         _nested_levels(folder, side, matrices[0], levels)
         if gallery == "nested"
         else {s.level: LevelRows(m, s.dim) for s, m in zip(levels, matrices, strict=True)}
     )
-    return BuiltSide(side, rows, row_items, keys)
+    return BuiltSide(side, rows, row_items, contents)
 
 
 def write_faiss(
@@ -130,22 +152,85 @@ def write_graphs(
     return levels
 
 
-def _rows_of(side: Modality, items: Sequence[EncodedItem]) -> tuple[list[bytes], RowArray]:
-    """Cache key and item ordinal of every row, in item order."""
-    keys: list[bytes] = []
-    ordinals: list[int] = []
+class _Batches:
+    """Joins small record batches into ones of at most BATCH_ITEMS rows, about BATCH_BYTES."""
+
+    def __init__(self, writer: Any) -> None:
+        self._writer = writer
+        self._waiting: list[Any] = []
+
+    def add(self, batch: Any) -> None:
+        rows = sum(b.num_rows for b in self._waiting) + batch.num_rows
+        if rows > BATCH_ITEMS or sum(b.nbytes for b in self._waiting) > BATCH_BYTES:
+            self.flush()
+        self._waiting.append(batch)
+
+    def flush(self) -> None:
+        if self._waiting:
+            self._writer.write_batch(pa.concat_batches(self._waiting))
+            self._waiting.clear()
+
+
+@contextmanager
+def _batches(path: Path, schema: Any) -> Iterator[_Batches]:
+    with table_writer(path, schema) as writer:
+        batches = _Batches(writer)
+        yield batches
+        batches.flush()
+
+
+def _blocks(items: Items) -> Iterator[list[EncodedItem]]:
+    found = iter(items)
+    while block := list(islice(found, ITEMS_AT_ONCE)):
+        yield block
+
+
+def _records(
+    block: Sequence[EncodedItem], columns: Mapping[str, tuple[str, ColumnType]], schema: Any
+) -> Any:
+    """The records of some items as a RecordBatch."""
+    arrays = [
+        pa.array([item.id for item in block], type=pa.string()),
+        pa.array([item.image for item in block], type=pa.string()),
+    ]
+    for name, kind in columns.values():
+        arrays.append(kind.array([item.metadata.get(name) for item in block]))
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _write_texts(path: Path, items: Items) -> None:
+    """texts.arrow, block by block."""
+    schema = pa.schema({"text": pa.string()})
+    with _batches(path, schema) as writer:
+        for block in _blocks(items):
+            texts = pa.array([text for item in block for text in item.texts], type=pa.string())
+            writer.add(pa.RecordBatch.from_arrays([texts], schema=schema))
+
+
+def _keys(side: Modality, item: EncodedItem) -> Sequence[bytes]:
+    """Cache keys of an item's rows."""
+    if side == "text":
+        return item.text_keys
+    return () if item.image_key is None else (item.image_key,)
+
+
+def _rows_of(side: Modality, items: Items) -> tuple[RowArray, HashArray]:
+    """Item ordinal and content of every row, in item order."""
+    ordinals, contents = array("q"), array("Q")
     for ordinal, item in enumerate(items):
-        own = item.text_keys if side == "text" else (item.image_key,)
-        real = [key for key in own if key is not None]
-        keys += real
-        ordinals += [ordinal] * len(real)
-    return keys, np.array(ordinals, dtype=np.int64)
+        for key in _keys(side, item):
+            ordinals.append(ordinal)
+            contents.append(int.from_bytes(key[:8], "little"))
+    if not ordinals:
+        return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.uint64)
+    return np.frombuffer(ordinals, dtype=np.int64), np.frombuffer(contents, dtype=np.uint64)
 
 
 def _write_rows(
     folder: Path,
     side: Modality,
-    keys: Sequence[bytes],
+    keys: Iterator[bytes],
+    count: int,
     cache: EmbeddingCache,
     dims: Sequence[int],
     gallery: GalleryKind,
@@ -163,12 +248,12 @@ def _write_rows(
     with ExitStack() as stack:
         streams = [stack.enter_context(path.open("wb")) for path in paths]
         for stream, width in zip(streams, widths, strict=True):
-            header = {"descr": kind, "fortran_order": False, "shape": (len(keys), width)}
+            header = {"descr": kind, "fortran_order": False, "shape": (count, width)}
             np.lib.format.write_array_header_1_0(stream, header)
-        for start in range(0, len(keys), FETCH):
-            vectors = cache.get(keys[start : start + FETCH])
-            for stream, part in zip(streams, np.split(vectors, cuts, axis=1), strict=True):
-                stream.write(np.ascontiguousarray(part, dtype=kind).data)
+        while part := list(islice(keys, FETCH)):
+            vectors = cache.get(part)
+            for stream, numbers in zip(streams, np.split(vectors, cuts, axis=1), strict=True):
+                stream.write(np.ascontiguousarray(numbers, dtype=kind).data)
     mapped = [np.load(path, mmap_mode="r", allow_pickle=False) for path in paths]
     return [cast(StoredArray, matrix.view(np.ndarray)) for matrix in mapped]
 

@@ -3,12 +3,13 @@
     report = build_index(open_corpus(path), Model.load(artifact), SnapshotStore(home), "default")
 
 Interrupted and run again, it goes on: what was encoded is in the embedding cache. Nothing is
-published unless the gate lets it through, and the pointer moves last.
+published unless the gate lets it through, and the pointer moves last. Items are on disk while the
+version is made: a corpus of any size takes about 100 bytes of memory an item (docs/operations.md).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -27,18 +28,32 @@ from hivlp.index.build.assemble import (
     write_side,
 )
 from hivlp.index.build.choice import Means, choose
-from hivlp.index.build.corpus import Corpus
 from hivlp.index.build.embeddings import EmbeddingCache
-from hivlp.index.build.encode import Encoded, encode_corpus, write_failures
+from hivlp.index.build.encode import (
+    LIMITS,
+    WORKERS,
+    Encoded,
+    EncodeMeans,
+    FailureLog,
+    encode_corpus,
+)
+from hivlp.index.build.fold import Folding, Made, publish_folded
 from hivlp.index.build.measure import Measured, StagedSide, measure
 from hivlp.index.build.model import Model
-from hivlp.index.build.queries import QuerySet, image_queries, text_queries
+from hivlp.index.build.overlay import Overlay
+from hivlp.index.build.queries import QuerySet
+from hivlp.index.build.readers.base import Corpus
+from hivlp.index.build.sample import sample_queries
 from hivlp.index.build.served import useless_graph, without_graph
+from hivlp.index.build.spool import ItemSpool
+from hivlp.index.build.upserts import Workshop
 from hivlp.index.build.wishes import Wishes
 from hivlp.index.candidates import RowArray
 from hivlp.index.errors import BuildError
 from hivlp.index.level_index import LevelIndex, RowsType
+from hivlp.index.pictures import root_text
 from hivlp.index.snapshot import layout
+from hivlp.index.snapshot.changes import Shape
 from hivlp.index.snapshot.manifest import (
     BuildRecord,
     CorpusRecord,
@@ -46,12 +61,14 @@ from hivlp.index.snapshot.manifest import (
     OptionRecord,
     SideRecord,
     SnapshotManifest,
-    write_manifest,
 )
 from hivlp.index.snapshot.store import SnapshotStore, Staging, check_index_name
+from hivlp.index.snapshot.uploads import FOLDER as UPLOADS
+from hivlp.index.snapshot.uploads import PictureRoots
 from hivlp.models.artifact import file_record
 from hivlp.models.levels import Modality
 from hivlp.models.runtime.progress import Progress
+from hivlp.models.runtime.texts import MAX_TEXT_CHARS
 
 SEED = 20_240_229
 SAMPLED_ROWS = 5e8
@@ -64,9 +81,12 @@ class BuildSettings:
 
     `wishes` say which family and codes are wanted, or the limits to choose them within.
     `build_threads` build graphs: with more than one, the same rows give another graph each time.
+    `workers` threads read and decode pictures. `forget_changes`: the version holds the corpus
+    alone, without what was put or deleted since.
     """
 
     batch_size: int = 32
+    workers: int = WORKERS
     max_failures: float = 0.05
     materialise: bool = False
     metadata_group: str | None = None
@@ -75,6 +95,7 @@ class BuildSettings:
     rows_type: RowsType = "fp32"
     wishes: Wishes = field(default_factory=Wishes)
     build_threads: int = 1
+    forget_changes: bool = False
     activate: bool = True
     quiet: bool = False
 
@@ -112,29 +133,47 @@ def build_index(
     store: SnapshotStore,
     name: str,
     settings: BuildSettings = BuildSettings(),
+    overlay: Overlay | None = None,
 ) -> BuildReport:
     """Build, publish and (unless told otherwise) activate a version of index `name`.
 
-    Raises CorpusError, BuildError, SpaceMismatch, MissingExtra; the store is left as it was.
+    `overlay` says what of the corpus to leave out and which items to add (None: as the index's
+    changes say). Raises CorpusError,
+    BuildError, SpaceMismatch, MissingExtra; the store is left as it was.
     """
     check_index_name(name)
     try:
-        return _build_index(corpus, model, store, name, settings)
+        return _build_index(corpus, model, store, name, settings, overlay)
     except OSError as error:  # a full disk, a folder that is read-only
         raise BuildError(f"index {name!r} can't be written: {error}") from error
 
 
 def _build_index(
-    corpus: Corpus, model: Model, store: SnapshotStore, name: str, settings: BuildSettings
+    corpus: Corpus,
+    model: Model,
+    store: SnapshotStore,
+    name: str,
+    settings: BuildSettings,
+    overlay: Overlay | None,
 ) -> BuildReport:
     version_of_faiss = faiss_version()  # before hours of encoding, not after
     cache_folder = store.home / "cache"
-    failures_file = cache_folder / "builds" / f"{name}.failures.jsonl"
+    builds = cache_folder / "builds"
+    failures_file = builds / f"{name}.failures.jsonl"
     width = sum(model.gallery_dims)
-    with EmbeddingCache(cache_folder / "embeddings", model.gallery_space, width) as cache:
-        with Progress(f"encode {name}", corpus.count(), quiet=settings.quiet) as progress:
-            encoded = encode_corpus(corpus, model, cache, settings.batch_size, progress)
-        write_failures(failures_file, encoded.failures)
+    folding = None if settings.forget_changes else Folding.begin(store, name)
+    with (
+        EmbeddingCache(cache_folder / "embeddings", model.gallery_space, width) as cache,
+        ItemSpool(builds) as spool,
+    ):
+        with (
+            FailureLog(failures_file) as failures,
+            Progress(f"encode {name}", corpus.count(), quiet=settings.quiet) as progress,
+        ):
+            means = EncodeMeans(cache, spool, failures, settings.batch_size, settings.workers)
+            if folding is not None and overlay is None:
+                overlay = folding.overlay(model.gallery_space, texts=corpus.is_untyped())
+            encoded = encode_corpus(corpus, model, means, progress, overlay)
         encoded.check_share(settings.max_failures, failures_file)
         _check_group(settings, encoded)
         with store.stage(name) as staging:
@@ -145,16 +184,25 @@ def _build_index(
             sides = _gate(draft)
             _measure(draft, sides, model, settings)
             manifest = _manifest(draft, corpus, model, settings, version_of_faiss)
-            write_manifest(staging.path, manifest)
-            path = store.publish(staging, activate=settings.activate)
+            made = Made(staging, manifest, _workshop(store, name, model))
+            path, notes = publish_folded(store, made, folding, activate=settings.activate)
+            draft.notes += notes
     return BuildReport(
         store.manifest(name, staging.version),
         path,
         encoded.fresh,
-        len(encoded.failures),
+        encoded.failures,
         failures_file,
         tuple(draft.notes),
     )
+
+
+def _workshop(store: SnapshotStore, name: str, model: Model) -> Workshop:
+    """What changes made during the build are encoded again with, where that is needed."""
+    shape = Shape(tuple(model.levels), model.gallery)
+    cache = store.home / "cache" / "embeddings"
+    space, folder = model.gallery_space, store.root / name
+    return Workshop(model.image, model.text, shape, space, cache, folder, LIMITS, MAX_TEXT_CHARS)
 
 
 def _check_group(settings: BuildSettings, encoded: Encoded) -> None:
@@ -257,7 +305,7 @@ def _gate(draft: _Draft) -> dict[Modality, StagedSide]:
     """Check what was written; returns the sides, opened."""
     items = draft.encoded.items
     gate.check_items(items)
-    ids = [item.id for item in items]
+    ids = gate.ItemIds(items)
     rng = np.random.default_rng(SEED)
     sides = {}
     for side, built in draft.sides.items():
@@ -279,7 +327,7 @@ def _gate(draft: _Draft) -> dict[Modality, StagedSide]:
 def _groups(draft: _Draft, settings: BuildSettings) -> RowArray:
     """(items,): items of one number answer each other."""
     group, items = settings.metadata_group, draft.encoded.items
-    values = None if group is None else [item.metadata.get(group) for item in items]
+    values = None if group is None else (item.metadata.get(group) for item in items)
     return item_groups(values, len(items))
 
 
@@ -293,39 +341,10 @@ def _encode_queries(draft: _Draft, corpus: Corpus, model: Model, settings: Build
     """A sample of the corpus's own captions and pictures, encoded through every exit."""
     largest = max(side.size for side in draft.sides.values())
     limit = min(settings.sample, max(LEAST_SAMPLE, int(SAMPLED_ROWS / largest)))
-    draft.queries = _sample(draft, corpus, model, limit)
-
-
-def _sample(draft: _Draft, corpus: Corpus, model: Model, limit: int) -> Mapping[Modality, QuerySet]:
-    """Up to `limit` captions and as many pictures, each encoded through every exit.
-
-    One of several equals only: the halves of the sample must not share a query.
-    """
     rng = np.random.default_rng(SEED)
-    pictures: dict[bytes, tuple[str, int]] = {}
-    captions: dict[bytes, tuple[str, int]] = {}
-    for ordinal, item in enumerate(draft.encoded.items):
-        if item.image_key and item.image:
-            pictures.setdefault(item.image_key, (item.image, ordinal))
-        for key, text in zip(item.text_keys, item.texts, strict=True):
-            captions.setdefault(key, (text, ordinal))
-    refs, image_ordinals = _chosen(list(pictures.values()), limit, rng)
-    texts, text_ordinals = _chosen(list(captions.values()), limit, rng)
-    found: dict[Modality, QuerySet | None] = {
-        "image": image_queries(model, corpus.root, refs, image_ordinals),
-        "text": text_queries(model, texts, text_ordinals),
-    }
-    return {query: queries for query, queries in found.items() if queries is not None}
-
-
-def _chosen(
-    pairs: Sequence[tuple[str, int]], limit: int, rng: np.random.Generator
-) -> tuple[list[str], list[int]]:
-    """A sample of pairs, in the corpus's order (neighbours of a table are read together)."""
-    count = min(limit, len(pairs))
-    places = np.sort(rng.choice(max(len(pairs), 1), count, replace=False))
-    chosen = [pairs[int(place)] for place in places]
-    return [what for what, _ in chosen], [ordinal for _, ordinal in chosen]
+    folder = draft.staging.path
+    roots = PictureRoots(corpus.root, folder.parent / UPLOADS)
+    draft.queries = sample_queries(folder, draft.sides, roots, model, limit, rng)
 
 
 def _manifest(
@@ -350,9 +369,9 @@ def _manifest(
         faiss_version=version_of_faiss,
         corpus=CorpusRecord(
             kind=corpus.kind,
-            root=str(corpus.root.resolve()),
-            source=str(corpus.source.resolve()),
-            failures=len(draft.encoded.failures),
+            root=root_text(corpus.root),
+            source=root_text(corpus.source),
+            failures=draft.encoded.failures,
         ),
         build=BuildRecord(
             batch_size=settings.batch_size,

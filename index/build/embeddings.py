@@ -4,14 +4,16 @@ One SQLite file per gallery space, `cache/embeddings/<gallery_space>.sqlite`, wi
 `vectors(key BLOB PRIMARY KEY, numbers BLOB)`: the key is the sha256 of the modality, a zero byte
 and the content (a picture file's bytes, a cleaned text's UTF-8); the numbers are float32,
 little-endian, the gallery levels of the item one after the other. Committed batch by batch, so an
-interrupted build goes on where it stopped.
+interrupted build goes on where it stopped. What `forget` takes out is in no file afterwards:
+deleted cells are overwritten (`secure_delete`), and the file is written anew, since cells that
+SQLite once moved or let go may have left copies in free space.
 """
 
 from __future__ import annotations
 
 import hashlib
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -38,6 +40,7 @@ class EmbeddingCache:
         self._width = width
         try:
             self._base = sqlite3.connect(self.path, timeout=WAIT_S)
+            self._base.execute("PRAGMA secure_delete = ON")
             self._base.execute(
                 "CREATE TABLE IF NOT EXISTS vectors(key BLOB PRIMARY KEY, numbers BLOB NOT NULL)"
                 " WITHOUT ROWID"
@@ -86,6 +89,32 @@ class EmbeddingCache:
                 self._base.executemany("INSERT OR REPLACE INTO vectors VALUES (?, ?)", pairs)
         except sqlite3.Error as error:
             raise BuildError(f"{self.path}: can't be written: {error}") from error
+
+    def keys_of(self, vectors: Collection[bytes]) -> list[bytes]:
+        """The keys of given vectors, (width,) float32 as bytes; reads the whole file."""
+        rows = self._base.execute("SELECT key, numbers FROM vectors")
+        return [key for key, numbers in rows if numbers in vectors]
+
+    def forget(self, keys: Iterable[bytes]) -> int:
+        """Remove vectors so that their bytes are in no file; returns how many there were.
+
+        Writes the whole file anew, through a second one of its size and a journal, all beside it or
+        in SQLite's folder for temporary files, and both gone afterwards. Raises BuildError where
+        that can't be done, as while a build reads or writes the file for longer than WAIT_S;
+        nothing is sure to be gone then: call it again.
+        """
+        removed = 0
+        try:
+            # A write-ahead log, or a journal that is kept, would hold what was there before.
+            self._base.execute("PRAGMA journal_mode = DELETE")
+            with self._base:
+                for key in keys:
+                    found = self._base.execute("DELETE FROM vectors WHERE key = ?", (key,))
+                    removed += found.rowcount
+            self._base.execute("VACUUM")
+        except sqlite3.Error as error:
+            raise BuildError(f"{self.path}: vectors can't be removed: {error}") from error
+        return removed
 
     def _select(self, columns: str, keys: Sequence[bytes]) -> list[tuple[bytes, bytes]]:
         marks = ",".join("?" * len(keys))

@@ -2,30 +2,33 @@
 
 A few threads read and prepare ahead of the encoder. A picture that breaks takes its item out, a
 caption that can't be encoded only itself; both are listed. What is in the cache already is neither
-decoded nor encoded again.
+decoded nor encoded again. In memory are at most WINDOW items with their pictures' files, as many
+decoded pictures as there are threads, and WINDOW prepared ones; what is done goes to the spool.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
-from itertools import islice
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from types import TracebackType
+from typing import Generic, TypeVar
 
 import numpy as np
 
-from hivlp.index.build.corpus import Corpus
 from hivlp.index.build.embeddings import EmbeddingCache, content_key
 from hivlp.index.build.items import BadItem, Item
 from hivlp.index.build.model import Model
+from hivlp.index.build.overlay import Overlay
+from hivlp.index.build.readers.base import Corpus
+from hivlp.index.build.spool import EncodedItem, ItemSpool
 from hivlp.index.errors import BuildError, CorpusError
 from hivlp.index.pictures import MAX_PICTURE_BYTES, read_picture
 from hivlp.models.encoder import EncoderBatch
 from hivlp.models.errors import ImageError, TextError
-from hivlp.models.levels import EarlyOutput
+from hivlp.models.levels import EarlyOutput, Modality
 from hivlp.models.runtime.images import ImageLimits, decode_image
 from hivlp.models.runtime.progress import Progress
 from hivlp.models.runtime.texts import MAX_TEXT_CHARS, clean_text
@@ -33,72 +36,110 @@ from hivlp.models.runtime.texts import MAX_TEXT_CHARS, clean_text
 Waiting = TypeVar("Waiting")
 
 WINDOW = 64
-READERS = 2
+WINDOW_BYTES = 64 * 2**20
+"""A window ends early when its readers hold so many bytes of pictures."""
+WORKERS = 2
 LIMITS = ImageLimits(max_bytes=MAX_PICTURE_BYTES, max_pixels=100_000_000)
 
 
-@dataclass(frozen=True, slots=True)
-class EncodedItem:
-    """An item whose vectors are in the cache under these keys."""
+class FailureLog:
+    """What is left out, one JSON object a line: place, id, reason. Raises OSError."""
 
-    id: str
-    image: str | None
-    image_key: bytes | None
-    texts: tuple[str, ...]
-    text_keys: tuple[bytes, ...]
-    metadata: Mapping[str, Any]
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._stream = path.open("w", encoding="utf-8")
+
+    def __enter__(self) -> FailureLog:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stream.close()
+
+    def write(self, failure: BadItem) -> None:
+        """Add one thing."""
+        self._stream.write(json.dumps(asdict(failure)) + "\n")
 
 
 @dataclass(slots=True)
 class Encoded:
-    """What came of a corpus: items in its order, and what was left out, with the reason."""
+    """What came of a corpus: items in its order, and how much was left out."""
 
-    items: list[EncodedItem] = field(default_factory=list)
-    lost: list[BadItem] = field(default_factory=list)
-    lost_captions: list[BadItem] = field(default_factory=list)
+    items: ItemSpool
+    lost: int = 0
+    lost_captions: int = 0
     fresh: int = 0
 
     @property
-    def failures(self) -> list[BadItem]:
-        """Everything left out."""
-        return [*self.lost, *self.lost_captions]
+    def failures(self) -> int:
+        """How many items and captions were left out."""
+        return self.lost + self.lost_captions
 
     def check_share(self, max_failures: float, listed_in: Path) -> None:
         """Raises BuildError when too large a share of items or of captions was left out."""
-        captions = sum(len(item.texts) for item in self.items)
         for what, lost, kept in (
-            ("items", len(self.lost), len(self.items)),
-            ("captions", len(self.lost_captions), captions),
+            ("items", self.lost, len(self.items)),
+            ("captions", self.lost_captions, self.items.texts),
         ):
             if lost and lost / (lost + kept) > max_failures:
                 raise BuildError(
                     f"{lost} of {lost + kept} {what} failed, over the allowed share of "
                     f"{max_failures:g}; they are listed in {listed_in}"
                 )
-        if not self.items:
+        if not len(self.items):
             raise BuildError("the corpus holds nothing that can be encoded")
 
 
+@dataclass(frozen=True, slots=True)
+class EncodeMeans:
+    """What encoding works with: `workers` threads read and decode, `batch_size` inputs a batch."""
+
+    cache: EmbeddingCache
+    spool: ItemSpool
+    failures: FailureLog
+    batch_size: int = 32
+    workers: int = WORKERS
+
+
 def encode_corpus(
-    corpus: Corpus, model: Model, cache: EmbeddingCache, batch_size: int, progress: Progress
+    corpus: Corpus,
+    model: Model,
+    means: EncodeMeans,
+    progress: Progress,
+    overlay: Overlay | None = None,
 ) -> Encoded:
     """Encode whatever the cache lacks. Raises CorpusError, BuildError."""
-    job = _Job(corpus, model, cache, batch_size)
-    with ThreadPoolExecutor(READERS, thread_name_prefix="hivlp-read") as pool:
-        found = iter(corpus)
-        while window := list(islice(found, WINDOW)):
+    job = _Job(corpus, model, means)
+    found = iter(corpus) if overlay is None else overlay.over(corpus)
+    with ThreadPoolExecutor(means.workers, thread_name_prefix="hivlp-read") as pool:
+        while True:
+            window = _window(found)
+            if not window:
+                break
             job.take(window, pool)
             progress.step(len(window))
+            del window  # before the next one is read
     job.finish()
     return job.encoded
 
 
-def write_failures(path: Path, failures: Iterable[BadItem]) -> None:
-    """One JSON object a line: place, id, reason."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", encoding="utf-8") as stream:
-        for failure in failures:
-            stream.write(json.dumps(asdict(failure)) + "\n")
+def _window(found: Iterator[Item | BadItem]) -> list[Item | BadItem]:
+    """The next things of a corpus, at most WINDOW of them."""
+    window: list[Item | BadItem] = []
+    held = 0
+    while len(window) < WINDOW and held < WINDOW_BYTES:
+        one = next(found, None)
+        if one is None:
+            break
+        window.append(one)
+        if isinstance(one, Item) and one.image_data is not None:
+            held += len(one.image_data)
+    return window
 
 
 class _Queue(Generic[Waiting]):
@@ -143,28 +184,30 @@ class _Queue(Generic[Waiting]):
 
 
 class _Job:
-    def __init__(
-        self, corpus: Corpus, model: Model, cache: EmbeddingCache, batch_size: int
-    ) -> None:
+    def __init__(self, corpus: Corpus, model: Model, means: EncodeMeans) -> None:
         self._corpus = corpus
         self._model = model
+        self._failures = means.failures
         self._images: _Queue[EncoderBatch] | None = None
         self._texts: _Queue[str] | None = None
+        cache, size = means.cache, means.batch_size
         if (image := model.image) is not None:
-            self._images = _Queue(image.encode_gallery, _together, cache, batch_size)
+            self._images = _Queue(image.encode_gallery, _together, cache, size)
         if (text := model.text) is not None:
-            self._texts = _Queue(text.encode_gallery, text.prepare, cache, batch_size)
-        self.encoded = Encoded()
+            self._texts = _Queue(text.encode_gallery, text.prepare, cache, size)
+        self._cache = cache
+        self.encoded = Encoded(means.spool)
 
     def take(self, window: Sequence[Item | BadItem], pool: ThreadPoolExecutor) -> None:
         items = [found for found in window if isinstance(found, Item)]
-        self.encoded.lost += [found for found in window if isinstance(found, BadItem)]
-        keys = self._image_keys(items, pool)
-        for item, key in zip(items, keys, strict=True):
+        keys = iter(self._image_keys(items, pool))
+        for found in window:
+            key = found if isinstance(found, BadItem) else next(keys)
             if isinstance(key, BadItem):
-                self.encoded.lost.append(key)
+                self._lose(key)
             else:
-                self._keep(item, key)
+                assert isinstance(found, Item)
+                self._keep(found, key)
 
     def finish(self) -> None:
         for queue in (self._images, self._texts):
@@ -173,9 +216,12 @@ class _Job:
                 self.encoded.fresh += queue.encoded
 
     def _keep(self, item: Item, image_key: bytes | None) -> None:
+        if item.vectors:
+            self._keep_own(item)
+            return
         texts = self._queue_texts(item)
         if image_key is None and not texts:
-            self.encoded.lost.append(BadItem(item.id, item.id, "nothing to encode"))
+            self._lose(BadItem(item.place or item.id, item.id, "nothing to encode"))
             return
         self.encoded.items.append(
             EncodedItem(
@@ -186,6 +232,20 @@ class _Job:
                 tuple(texts),
                 item.metadata,
             )
+        )
+
+    def _keep_own(self, item: Item) -> None:
+        """An item whose vectors came with it: they go through the cache like any."""
+        keys: dict[Modality, tuple[bytes, ...]] = {}
+        for side, given in item.vectors.items():
+            rows = np.atleast_2d(given)
+            keys[side] = tuple(content_key(side, b"own\0" + row.tobytes()) for row in rows)
+            self._cache.put(keys[side], rows)
+        image = keys.get("image", (None,))[0]
+        texts = item.captions if "text" in keys else ()
+        metadata = item.metadata
+        self.encoded.items.append(
+            EncodedItem(item.id, item.image, image, texts, keys.get("text", ()), metadata)
         )
 
     def _queue_texts(self, item: Item) -> dict[bytes, str]:
@@ -211,9 +271,14 @@ class _Job:
                 self._texts.add(key, texts[key])
         return texts
 
+    def _lose(self, bad: BadItem) -> None:
+        self.encoded.lost += 1
+        self._failures.write(bad)
+
     def _lose_caption(self, item: Item, error: TextError) -> None:
-        bad = BadItem(item.id, item.id, f"caption left out: {error.message}")
-        self.encoded.lost_captions.append(bad)
+        self.encoded.lost_captions += 1
+        reason = f"caption left out: {error.message}"
+        self._failures.write(BadItem(item.place or item.id, item.id, reason))
 
     def _image_keys(
         self, items: Sequence[Item], pool: ThreadPoolExecutor
@@ -239,10 +304,10 @@ class _Job:
         return keys
 
     def _read(self, item: Item) -> bytes | BadItem | None:
-        if item.image is None:
-            return None
         if item.image_data is not None:
             return item.image_data
+        if item.image is None or item.vectors:
+            return None
         try:
             return read_picture(self._corpus.root, item.image)
         except CorpusError as error:
@@ -255,7 +320,7 @@ class _Job:
         try:
             return self._model.image.prepare([decode_image(content, LIMITS)])
         except ImageError as error:
-            return BadItem(str(item.image), item.id, error.message)
+            return BadItem(item.image or item.place or item.id, item.id, error.message)
 
 
 def _together(batches: Sequence[EncoderBatch]) -> EncoderBatch:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import islice
+from typing import Protocol
 
 import numpy as np
 
 from hivlp.index.backends.exact import best_rows
 from hivlp.index.backends.rows import StoredArray
 from hivlp.index.build.assemble import BuiltSide
-from hivlp.index.build.encode import EncodedItem
+from hivlp.index.build.seen import SeenHashes
+from hivlp.index.build.spool import Items
 from hivlp.index.candidates import RowArray
 from hivlp.index.errors import BuildError
 from hivlp.index.level_index import LevelIndex, SearchParams
+from hivlp.index.snapshot.catalogue import id_hash
 
 NORM_TOLERANCE = 1e-3
 SCORE_TOLERANCE = 1e-4
@@ -24,25 +28,44 @@ NAMED = 5
 CHUNK = 65_536
 
 
-def check_items(items: Sequence[EncodedItem]) -> None:
-    """Ids are unique. Raises BuildError."""
-    seen: set[str] = set()
-    for item in items:
-        if item.id in seen:
-            raise BuildError(f"id {item.id!r} is there twice")
-        seen.add(item.id)
+class Ids(Protocol):
+    """The ids of items, by ordinal."""
+
+    def __getitem__(self, ordinal: int, /) -> str: ...
 
 
-def check_side(side: BuiltSide, items: Sequence[EncodedItem]) -> None:
+class ItemIds:
+    """The ids of items that are on disk: each is looked for when an error must name it."""
+
+    def __init__(self, items: Items) -> None:
+        self._items = items
+
+    def __getitem__(self, ordinal: int, /) -> str:
+        return next(islice(iter(self._items), ordinal, None)).id
+
+
+def check_items(items: Items) -> None:
+    """Ids are unique; 8 bytes an item. Raises BuildError naming an id and both its places."""
+    seen = SeenHashes()
+    for ordinal, item in enumerate(items):
+        if not seen.add(id_hash(item.id)):
+            continue
+        earlier = enumerate(islice(iter(items), ordinal))
+        first = next((number for number, other in earlier if other.id == item.id), None)
+        if first is not None:  # else two ids of one hash
+            raise BuildError(f"id {item.id!r} is there twice: items {first} and {ordinal}, from 0")
+
+
+def check_side(side: BuiltSide, items: Items) -> None:
     """Counts agree, all numbers are finite, rows have unit length. Raises BuildError."""
     for level, rows in side.rows.items():
         where = f"{side.modality} level {level}"
         if rows.size != side.size:
             raise BuildError(f"{where}: {rows.size} rows for {side.size} entries of the item map")
-        check_rows(rows.matrix, side.row_items, [item.id for item in items], where)
+        check_rows(rows.matrix, side.row_items, ItemIds(items), where)
 
 
-def check_rows(matrix: StoredArray, row_items: RowArray, ids: Sequence[str], where: str) -> None:
+def check_rows(matrix: StoredArray, row_items: RowArray, ids: Ids, where: str) -> None:
     """Raises BuildError naming rows (N, D) that hold NaN or Inf, or are not of unit length."""
     for start in range(0, len(matrix), CHUNK):
         norms = np.linalg.norm(matrix[start : start + CHUNK].astype(np.float32, copy=False), axis=1)
@@ -58,7 +81,7 @@ def check_rows(matrix: StoredArray, row_items: RowArray, ids: Sequence[str], whe
 def check_self_retrieval(
     side: BuiltSide,
     opened: Mapping[int, LevelIndex],
-    ids: Sequence[str],
+    ids: Ids,
     rng: np.random.Generator,
 ) -> float:
     """A sample of rows finds itself, or an equal, at the top of every level as it was written.
@@ -84,7 +107,7 @@ def check_self_retrieval(
     return float(count)
 
 
-def _named(rows: Sequence[int], row_items: RowArray, ids: Sequence[str]) -> str:
+def _named(rows: Sequence[int], row_items: RowArray, ids: Ids) -> str:
     some = ", ".join(f"row {row} (item {ids[int(row_items[row])]!r})" for row in rows[:NAMED])
     more = f" and {len(rows) - NAMED} more" if len(rows) > NAMED else ""
     return some + more

@@ -2,7 +2,8 @@
 
 Columns: `id` (alias `key`), `image` (aliases `image_path`, `file_name`), `caption`, `captions` and
 `text`; everything else is metadata. An id is a string whatever it was; without one, the picture's
-path is the id.
+path is the id. In tables that img2dataset wrote (`aliases`), `jpg`, `png` and `webp` hold pictures
+too, a row whose `status` is not success is bad, and its `url` is metadata, never fetched.
 """
 
 from __future__ import annotations
@@ -10,18 +11,22 @@ from __future__ import annotations
 import json
 import math
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from hivlp.index.errors import CorpusError
-from hivlp.index.pictures import IMAGE_COLUMNS
+from hivlp.index.pictures import DOWNLOADED_COLUMNS, IMAGE_COLUMNS, Root
+from hivlp.index.remote import below, is_url
+from hivlp.models.levels import FloatArray, Modality
 
 ID_COLUMNS = ("id", "key")
 CAPTION_COLUMNS = ("captions", "caption", "text")
 VECTOR_COLUMN = "embedding"
 MAX_ID_CHARS = 512
+DOWNLOADED = "success"
+"""img2dataset's `status` of a row that has its picture."""
+Aliases = Literal["img2dataset"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +34,10 @@ class Item:
     """One thing to be found.
 
     `image` is the picture's reference: a path relative to the corpus's root, or, for a picture kept
-    inside a table, `FILE#row=N`; `image_data` are its bytes where the reader holds them already.
-    `vector` is for corpora that bring their own.
+    inside a table or a tar, `FILE#row=N` or `FILE#offset=O,size=S`; `image_data` are its bytes
+    where the reader holds them already. `vectors` are rows of the gallery for items that bring
+    their own: (width,) float32 of a picture, (n, width) of its texts. `place` says where in the
+    corpus the item stands.
     """
 
     id: str
@@ -38,7 +45,8 @@ class Item:
     captions: tuple[str, ...] = ()
     metadata: Mapping[str, Any] = field(default_factory=dict)
     image_data: bytes | None = field(default=None, repr=False)
-    vector: None = None
+    vectors: Mapping[Modality, FloatArray] = field(default_factory=dict, repr=False)
+    place: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,32 +67,50 @@ class RowError(Exception):
         self.item_id = item_id
 
 
-def check_columns(place: str, names: list[str]) -> None:
+def check_columns(place: str, names: Sequence[str], aliases: Aliases | None = None) -> None:
     """Refuse what would be silently ignored. Raises CorpusError."""
     if VECTOR_COLUMN in names:
         raise CorpusError(
-            place, f"column {VECTOR_COLUMN!r}: vectors of your own can't be imported yet; remove it"
+            place,
+            f"column {VECTOR_COLUMN!r}: `build` encodes pictures and texts; vectors of your own "
+            "come in by `hivlp import-vectors`",
         )
-    if not any(name in names for name in (*IMAGE_COLUMNS, *CAPTION_COLUMNS)):
-        wanted = ", ".join((*IMAGE_COLUMNS, *CAPTION_COLUMNS))
-        raise CorpusError(place, f"no column to index: one of {wanted} is needed")
+    wanted = (*image_columns(aliases), *CAPTION_COLUMNS)
+    if not any(name in names for name in wanted):
+        raise CorpusError(
+            place, f"no column to index: one of {', '.join(wanted)} is needed, of {list(names)}"
+        )
 
 
-def item_of_row(row: Mapping[str, Any], root: Path, own_ref: str) -> Item:
-    """An item from a table's row; `own_ref` names a picture whose bytes lie in the row itself.
+def image_columns(aliases: Aliases | None) -> tuple[str, ...]:
+    """Where a row's picture is looked for, the first filled one counts."""
+    return IMAGE_COLUMNS if aliases is None else (*IMAGE_COLUMNS, *DOWNLOADED_COLUMNS)
 
-    Raises RowError.
+
+def item_of_row(
+    row: Mapping[str, Any],
+    root: Root,
+    own_ref: str,
+    aliases: Aliases | None = None,
+    place: str = "",
+) -> Item:
+    """An item from a table's row, which stands at `place`.
+
+    `own_ref` names a picture whose bytes lie in the row itself. Raises RowError.
     """
     rest = {str(name): value for name, value in row.items()}
     given_id = _first(rest, ID_COLUMNS)
-    image = _first(rest, IMAGE_COLUMNS)
+    if aliases == "img2dataset" and rest.get("status") not in (None, DOWNLOADED):
+        reason = f"not downloaded: {rest['status']} {rest.get('error_message') or ''}"
+        raise RowError(reason.strip(), _as_id(given_id))
+    image = _first(rest, image_columns(aliases))
     captions = _captions(rest)
     ref, data = _picture(image, root, own_ref, _as_id(given_id))
     item_id = _as_id(given_id) or ref
     if item_id is None:
         raise RowError("no id, and no picture to take it from")
     metadata = {name: cleaned for name, v in rest.items() if (cleaned := _value(v)) is not None}
-    return Item(check_id(item_id), ref, captions, metadata, data)
+    return Item(check_id(item_id), ref, captions, metadata, data, place=place)
 
 
 def check_id(item_id: str) -> str:
@@ -96,9 +122,14 @@ def check_id(item_id: str) -> str:
     return item_id
 
 
-def safe_ref(root: Path, given: str) -> str:
+def safe_ref(root: Root, given: str) -> str:
     """A picture's path relative to `root`, in POSIX form. Raises RowError if it lies outside."""
-    if "://" in given or "\0" in given:
+    if isinstance(root, str):
+        try:
+            return _printable(below(root, given))
+        except ValueError as error:
+            raise RowError(f"image {given!r} {error}") from error
+    if is_url(given) or "\0" in given:
         raise RowError(f"image {given!r} is not a path of this corpus; nothing is fetched")
     try:
         home = root.resolve()
@@ -107,7 +138,15 @@ def safe_ref(root: Path, given: str) -> str:
         raise RowError(f"image {given!r} is not a path: {error}") from error
     if not target.is_relative_to(home):
         raise RowError(f"image {given!r} leaves the corpus")
-    return target.relative_to(home).as_posix()
+    return _printable(target.relative_to(home).as_posix())
+
+
+def _printable(ref: str) -> str:
+    try:
+        ref.encode()
+    except UnicodeEncodeError as error:
+        raise RowError(f"image {ref!r} is not UTF-8") from error
+    return ref
 
 
 def _first(row: dict[str, Any], names: tuple[str, ...]) -> Any:
@@ -132,7 +171,7 @@ def _as_id(value: Any) -> str | None:
 
 
 def _picture(
-    image: Any, root: Path, own_ref: str, item_id: str | None
+    image: Any, root: Root, own_ref: str, item_id: str | None
 ) -> tuple[str | None, bytes | None]:
     """Reference and bytes: from a path, from bytes, or from Hugging Face's {bytes, path}."""
     if isinstance(image, Mapping):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
 
 import numpy as np
@@ -15,7 +14,7 @@ from hivlp.index.build.encode import LIMITS
 from hivlp.index.build.model import Model, query_outputs
 from hivlp.index.candidates import RowArray
 from hivlp.index.errors import CorpusError
-from hivlp.index.pictures import read_picture
+from hivlp.index.snapshot.uploads import PictureRoots
 from hivlp.models.encoder import Encoder, EncoderBatch, RgbImage
 from hivlp.models.errors import ImageError
 from hivlp.models.levels import FloatArray
@@ -64,7 +63,7 @@ def text_queries(model: Model, texts: Sequence[str], ordinals: Sequence[int]) ->
 
 
 def image_queries(
-    model: Model, root: Path, refs: Sequence[str], ordinals: Sequence[int]
+    model: Model, roots: PictureRoots, refs: Sequence[str], ordinals: Sequence[int]
 ) -> QuerySet | None:
     """Read and encode pictures as queries; None without an image tower or readable pictures."""
     if model.image is None or not refs:
@@ -73,7 +72,7 @@ def image_queries(
     kept: list[int] = []
     alone: list[EncoderBatch] = []
     for start in range(0, len(refs), BATCH):
-        pictures = [_picture(root, ref) for ref in refs[start : start + BATCH]]
+        pictures = [_picture(roots, ref) for ref in refs[start : start + BATCH]]
         readable = [i for i, picture in enumerate(pictures) if picture is not None]
         kept += [ordinals[start + i] for i in readable]
         if readable:
@@ -105,9 +104,9 @@ def _encoded(encoder: Encoder[RgbImage], pictures: Sequence[RgbImage]) -> dict[i
     return query_outputs(encoder, encoder.prepare(pictures))
 
 
-def _picture(root: Path, ref: str) -> RgbImage | None:
+def _picture(roots: PictureRoots, ref: str) -> RgbImage | None:
     try:
-        return decode_image(read_picture(root, ref), LIMITS)
+        return decode_image(roots.read(ref), LIMITS)
     except (CorpusError, ImageError):
         return None
 

@@ -7,12 +7,12 @@ the same.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
 from hivlp.index.build.corpus import Corpus
-from hivlp.index.build.encode import LIMITS, write_failures
+from hivlp.index.build.encode import LIMITS, FailureLog
 from hivlp.index.build.items import BadItem, Item
 from hivlp.index.build.model import Model
 from hivlp.index.build.upserts import Draft, Workshop, encode_drafts
@@ -31,12 +31,12 @@ PUBLISHED = 1_000
 
 @dataclass(slots=True)
 class UpsertReport:
-    """What came of it: the version that is active now, counts, and what was left out."""
+    """What came of it: the version that is active now, and counts."""
 
     version: str
     upserts: int = 0
     created: int = 0
-    failures: list[BadItem] = field(default_factory=list)
+    failures: int = 0
 
 
 def upsert_corpus(
@@ -56,26 +56,25 @@ def upsert_corpus(
     """
     held = hold(store, name)
     model.check_fits(held.manifest.gallery_space)
-    report = UpsertReport(held.manifest.version)
-    waiting: list[Upsert] = []
+    listed = failures_file(store, name)
     try:
-        with Progress(f"upsert {name}", corpus.count(), quiet=quiet) as progress:
+        with (
+            FailureLog(listed) as failures,
+            Progress(f"upsert {name}", corpus.count(), quiet=quiet) as progress,
+        ):
+            job = _Job(corpus, model, store, held, failures)
             for part in _parts(corpus):
-                waiting += _encoded(part, corpus, model, store, held, report)
+                job.take(part)
                 progress.step(len(part))
-                if len(waiting) >= PUBLISHED:
-                    _publish(waiting, store, name, model, report)
-                    waiting = []
-            _publish(waiting, store, name, model, report)
+            job.publish()
     except OSError as error:  # a full disk
         raise BuildError(f"index {name!r} can't be changed: {error}") from error
-    finally:
-        write_failures(failures_file(store, name), report.failures)
-    total = report.upserts + len(report.failures)
-    if report.failures and len(report.failures) / total > max_failures:
+    report = job.report
+    total = report.upserts + report.failures
+    if report.failures and report.failures / total > max_failures:
         raise BuildError(
-            f"{len(report.failures)} of {total} items failed, over the allowed share of "
-            f"{max_failures:g}; they are listed in {failures_file(store, name)}"
+            f"{report.failures} of {total} items failed, over the allowed share of "
+            f"{max_failures:g}; they are listed in {listed}"
         )
     return report
 
@@ -91,58 +90,67 @@ def _parts(corpus: Corpus) -> Iterator[list[Item | BadItem]]:
         yield part
 
 
-def _encoded(
-    part: list[Item | BadItem],
-    corpus: Corpus,
-    model: Model,
-    store: SnapshotStore,
-    held: Held,
-    report: UpsertReport,
-) -> list[Upsert]:
-    """The items of a part that can be encoded; the others go to the report."""
-    drafts: list[Draft] = []
-    for found in part:
-        draft = found if isinstance(found, BadItem) else _draft(found, corpus, held)
-        if isinstance(draft, BadItem):
-            report.failures.append(draft)
-        else:
-            drafts.append(draft)
-    workshop = Workshop(
-        model.image,
-        model.text,
-        held.shape,
-        model.gallery_space,
-        store.home / "cache" / "embeddings",
-        store.root / held.manifest.index,
-        LIMITS,
-        MAX_TEXT_CHARS,
-    )
-    ready: list[Upsert] = []
-    for draft, made in zip(drafts, encode_drafts(drafts, workshop), strict=True):
-        if isinstance(made, Upsert):
-            ready.append(made)
-        else:
-            report.failures.append(BadItem(draft.id, draft.id, made.message))
-    return ready
+class _Job:
+    """Encodes part by part, and publishes what has come together."""
 
+    def __init__(
+        self, corpus: Corpus, model: Model, store: SnapshotStore, held: Held, failures: FailureLog
+    ) -> None:
+        self.report = UpsertReport(held.manifest.version)
+        self._corpus, self._model, self._store, self._held = corpus, model, store, held
+        self._failures = failures
+        self._ready: list[Upsert] = []
+        self._workshop = Workshop(
+            model.image,
+            model.text,
+            held.shape,
+            model.gallery_space,
+            store.home / "cache" / "embeddings",
+            store.root / held.manifest.index,
+            LIMITS,
+            MAX_TEXT_CHARS,
+        )
 
-def _draft(item: Item, corpus: Corpus, held: Held) -> Draft | BadItem:
-    picture = item.image_data
-    if picture is None and item.image is not None:
-        try:
-            picture = read_picture(corpus.root, item.image)
-        except CorpusError as error:
-            return BadItem(error.place, item.id, error.reason)
-    return Draft(item.id, item.captions, picture, loosened(item.metadata, held.types))
+    def take(self, part: list[Item | BadItem]) -> None:
+        """Encode a part; what can't be goes to the list of failures."""
+        drafts: list[Draft] = []
+        for found in part:
+            draft = found if isinstance(found, BadItem) else self._draft(found)
+            if isinstance(draft, BadItem):
+                self._lose(draft)
+            else:
+                drafts.append(draft)
+        for draft, made in zip(drafts, encode_drafts(drafts, self._workshop), strict=True):
+            if isinstance(made, Upsert):
+                self._ready.append(made)
+            else:
+                self._lose(BadItem(draft.id, draft.id, made.message))
+        if len(self._ready) >= PUBLISHED:
+            self.publish()
 
+    def publish(self) -> None:
+        """Publish what is ready."""
+        if not self._ready:
+            return
+        name, space = self._held.manifest.index, self._model.gallery_space
+        amended = amend(self._store, name, self._ready, space)
+        self._ready = []
+        self.report.version = amended.version
+        self.report.upserts += amended.upserts
+        self.report.created += len(amended.created)
+        for item_id, error in amended.refused.items():
+            self._lose(BadItem(item_id, item_id, error.message))
 
-def _publish(
-    ready: list[Upsert], store: SnapshotStore, name: str, model: Model, report: UpsertReport
-) -> None:
-    if not ready:
-        return
-    amended = amend(store, name, ready, model.gallery_space)
-    report.version = amended.version
-    report.upserts += amended.upserts
-    report.created += len(amended.created)
-    report.failures += [BadItem(i, i, error.message) for i, error in amended.refused.items()]
+    def _lose(self, bad: BadItem) -> None:
+        self.report.failures += 1
+        self._failures.write(bad)
+
+    def _draft(self, item: Item) -> Draft | BadItem:
+        picture = item.image_data
+        if picture is None and item.image is not None:
+            try:
+                picture = read_picture(self._corpus.root, item.image)
+            except CorpusError as error:
+                return BadItem(error.place, item.id, error.reason)
+        metadata = loosened(item.metadata, self._held.types)
+        return Draft(item.id, item.captions, picture, metadata)

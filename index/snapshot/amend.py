@@ -33,7 +33,7 @@ from hivlp.index.snapshot.changes import (
     open_segment,
     write_segment,
 )
-from hivlp.index.snapshot.coded import Kind
+from hivlp.index.snapshot.coded_files import Kind
 from hivlp.index.snapshot.manifest import (
     FORMAT_VERSION,
     ChangesRecord,

@@ -7,7 +7,9 @@ needs no dictionary in memory; two ids of one hash are told apart by looking at 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -121,11 +123,16 @@ def id_hash(item_id: str) -> int:
     return int.from_bytes(hashlib.blake2b(item_id.encode(), digest_size=8).digest(), "little")
 
 
-def id_index(ids: Sequence[str]) -> tuple[HashArray, RowArray]:
+def id_index(ids: Iterable[str]) -> tuple[HashArray, RowArray]:
     """Hashes in ascending order, (n,) uint64, and the ordinal of each, (n,) int64."""
-    hashes = np.fromiter((id_hash(item_id) for item_id in ids), dtype=np.uint64, count=len(ids))
-    order = np.argsort(hashes, kind="stable").astype(np.int64)
-    return hashes[order], order
+    return hash_index(array("Q", (id_hash(item_id) for item_id in ids)))
+
+
+def hash_index(hashes: Any) -> tuple[HashArray, RowArray]:
+    """The same of the hashes of ids in the order of items: anything with the buffer protocol."""
+    found = np.frombuffer(hashes, dtype=np.uint64) if len(hashes) else np.zeros(0, dtype=np.uint64)
+    order = np.argsort(found, kind="stable").astype(np.int64)
+    return found[order], order
 
 
 def open_catalogue(folder: Path) -> Catalogue:
@@ -145,8 +152,24 @@ def open_table(path: Path) -> Any:
 
 def write_table(path: Path, table: Any) -> None:
     """Write an Arrow IPC file, uncompressed so that it can be memory-mapped."""
-    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+    with table_writer(path, table.schema) as writer:
         writer.write_table(table)
+
+
+@contextmanager
+def table_writer(path: Path, schema: Any) -> Iterator[Any]:
+    """Write such a file batch by batch: a pyarrow RecordBatchFileWriter."""
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
+        yield writer
+
+
+def stored_column(path: Path, name: str) -> Iterator[Any]:
+    """The parts of one column of an Arrow IPC file, read, not mapped: one at a time in memory."""
+    with pa.OSFile(str(path), "rb") as source:
+        place = pa.ipc.open_file(source).schema.get_field_index(name)
+        reader = pa.ipc.open_file(source, options=pa.ipc.IpcReadOptions(included_fields=[place]))
+        for number in range(reader.num_record_batches):
+            yield reader.get_batch(number).column(0)
 
 
 def _values(columns: dict[str, Any], ordinal: int) -> dict[str, Any]:

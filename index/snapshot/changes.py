@@ -201,11 +201,11 @@ def without_vectors(table: Any) -> Any:
 
     For changes that are in the levels: they are kept for the next build, which encodes.
     """
-    own = table.column("own")
+    given = table.column("own").to_numpy()
+    kept = pa.array(np.arange(table.num_rows), mask=~given)
     for name in ("image_vector", "text_vectors"):
         place = table.schema.get_field_index(name)
-        kept = pc.if_else(own, table.column(name), pa.scalar(None, SCHEMA.field(name).type))
-        table = table.set_column(place, SCHEMA.field(name), kept)
+        table = table.set_column(place, SCHEMA.field(name), table.column(name).take(kept))
     return table
 
 

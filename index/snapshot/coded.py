@@ -16,23 +16,24 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from hivlp.index.candidates import RowArray
 from hivlp.index.filters import Bound, Condition, FilterError, Value, parse_date
 from hivlp.index.masks import BoolArray
-from hivlp.index.snapshot.catalogue import open_table, write_table
+from hivlp.index.snapshot.catalogue import open_table
+from hivlp.index.snapshot.coded_files import FOLDER, Kind, coded_file, kind_of, number_values
+from hivlp.index.snapshot.coding import write_coded
 
-Kind = Literal["text", "number", "boolean", "date", "list"]
+__all__ = ["FOLDER", "CodedColumn", "code_column", "coded_files", "open_coded", "write_coded"]
+
 CodeArray = npt.NDArray[np.unsignedinteger[Any]]
 Slice = tuple[int, int]
 """From one value's number, from 0, up to another's, left out."""
-FOLDER = "filters"
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 COMPARE = 0.03
 GATHER = 4.0
@@ -153,18 +154,6 @@ KEYS: dict[Kind, Callable[[Any], Any]] = {
 }
 
 
-def write_coded(folder: Path, table: Any, names: Sequence[str]) -> None:
-    """Write the coded form of a table's named columns: some files a column, by its place."""
-    (folder / FOLDER).mkdir()
-    for place, name in enumerate(names):
-        column, values = _coded(name, table.column(name))
-        _save(folder, place, "starts", column.starts)
-        _save(folder, place, "items", column.items)
-        if column.codes is not None:
-            _save(folder, place, "codes", column.codes)
-        write_table(_file(folder, place, "values.arrow"), pa.table({"value": values}))
-
-
 def code_column(name: str, column: Any) -> CodedColumn:
     """The coded form of one Arrow column, in memory."""
     return _coded(name, column)[0]
@@ -172,11 +161,12 @@ def code_column(name: str, column: Any) -> CodedColumn:
 
 def _coded(name: str, column: Any) -> tuple[CodedColumn, Any]:
     """The coded form, and its values as an Arrow array."""
-    if pa.types.is_string(column.type):  # one chunk of them may be larger than 2 GiB
+    kind = kind_of(column.type)
+    if kind == "text":  # one chunk of them may be larger than 2 GiB
         column = column.cast(pa.large_string())
-    elif pa.types.is_list(column.type):
+    elif kind == "list":
         column = column.cast(pa.large_list(pa.large_string()))
-    kind, values, owners, numbers = _numbered(column.combine_chunks())
+    values, owners, numbers = number_values(column.combine_chunks())
     count = len(column)
     order = np.lexsort((owners, numbers))
     counts = np.bincount(numbers, minlength=len(values))
@@ -215,21 +205,11 @@ def coded_files(names: Sequence[str], table: Any) -> list[str]:
     return found
 
 
-def kind_of(kind: Any) -> Kind:
-    """The kind of an Arrow type."""
-    if pa.types.is_boolean(kind):
-        return "boolean"
-    if pa.types.is_integer(kind) or pa.types.is_floating(kind):
-        return "number"
-    if pa.types.is_date(kind) or pa.types.is_timestamp(kind):
-        return "date"
-    return "list" if pa.types.is_list(kind) or pa.types.is_large_list(kind) else "text"
-
-
 def _open(folder: Path, place: int, table: Any, name: str) -> CodedColumn:
     kind = kind_of(table.column(name).type)
-    stored = open_table(_file(folder, place, "values.arrow")).column("value").combine_chunks()
-    values = _searched(kind, stored)
+    stored = open_table(coded_file(folder, place, "values.arrow")).column("value")
+    # Texts of many batches stay as they are mapped: joining them would copy them.
+    values = _searched(kind, stored.chunk(0) if stored.num_chunks == 1 else stored)
     codes = None if kind == "list" else _load(folder, place, "codes")
     starts, items = (_load(folder, place, part) for part in ("starts", "items"))
     if len(starts) != len(values) + 1 or int(starts[-1]) != len(items):
@@ -237,35 +217,6 @@ def _open(folder: Path, place: int, table: Any, name: str) -> CodedColumn:
     if codes is not None and len(codes) != table.num_rows:
         raise ValueError(f"column {name!r}: {len(codes)} codes of {table.num_rows} items")
     return CodedColumn(name, kind, values, codes, starts, items, table.num_rows)
-
-
-def _numbered(column: Any) -> tuple[Kind, Any, RowArray, RowArray]:
-    """Kind, sorted values, and for each value that an item has, the item and the value's number."""
-    kind = kind_of(column.type)
-    if kind == "list":
-        owners = pc.list_parent_indices(column).to_numpy(zero_copy_only=False).astype(np.int64)
-        flat = pc.list_flatten(column)
-    else:
-        owners, flat = np.arange(len(column), dtype=np.int64), column
-    if kind == "date":
-        days = not pa.types.is_timestamp(flat.type)
-        flat = (flat.cast(pa.timestamp("us")) if days else flat).cast(
-            pa.timestamp("us", "UTC"), safe=False
-        )
-    known = pc.is_valid(flat)
-    if pa.types.is_floating(flat.type):
-        known = pc.and_(known, pc.invert(pc.is_nan(flat).fill_null(False)))
-    there = known.to_numpy(zero_copy_only=False)
-    coded = flat.filter(known).dictionary_encode()
-    order = pc.sort_indices(coded.dictionary).to_numpy(zero_copy_only=False)
-    rank = np.empty(len(order), dtype=np.int64)
-    rank[order] = np.arange(len(order))
-    numbers = rank[coded.indices.to_numpy(zero_copy_only=False)]
-    owners = owners[there]
-    if kind == "list" and len(owners):  # an element that stands twice in a list counts once
-        pairs = np.unique(np.stack([owners, numbers], axis=1), axis=0)
-        owners, numbers = pairs[:, 0], pairs[:, 1]
-    return kind, coded.dictionary.take(pa.array(order)), owners, numbers
 
 
 def _joined(slices: Iterable[Slice]) -> list[Slice]:
@@ -289,16 +240,8 @@ def _narrowest(values: int) -> npt.DTypeLike:
     return np.min_scalar_type(values + 1)
 
 
-def _file(folder: Path, place: int, part: str) -> Path:
-    return folder / FOLDER / f"{place}.{part}"
-
-
-def _save(folder: Path, place: int, part: str, array: npt.NDArray[Any]) -> None:
-    np.save(_file(folder, place, f"{part}.npy"), array, allow_pickle=False)
-
-
 def _load(folder: Path, place: int, part: str) -> Any:
-    path = _file(folder, place, f"{part}.npy")
+    path = coded_file(folder, place, f"{part}.npy")
     try:
         return np.load(path, mmap_mode="r", allow_pickle=False).view(np.ndarray)
     except (OSError, ValueError, EOFError, tokenize.TokenError) as error:

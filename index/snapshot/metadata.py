@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from hivlp.index.filters import parse_date
 from hivlp.index.snapshot.catalogue import OWN_COLUMNS
-from hivlp.index.snapshot.coded import Kind, kind_of
+from hivlp.index.snapshot.coded_files import Kind, kind_of
 from hivlp.models.errors import InputError
 
 MAX_COLUMNS = 256

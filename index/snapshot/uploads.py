@@ -13,6 +13,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from hivlp.index.errors import CorpusError
+from hivlp.index.pictures import Root, picture_root, read_picture
 from hivlp.index.snapshot.durable import replace_bytes
 
 FOLDER = "uploads"
@@ -40,20 +42,27 @@ def upload_path(index_folder: Path, reference: str) -> Path | None:
 class PictureRoots:
     """Where the pictures of a version lie: the corpus's folder, and its index's uploads."""
 
-    corpus: Path | None = None
+    corpus: Root | None = None
     uploads: Path | None = None
 
-    def find(self, reference: str | None) -> tuple[Path | None, str | None]:
+    def find(self, reference: str | None) -> tuple[Root | None, str | None]:
         """The folder that a picture lies in, and its reference there; None for nowhere."""
         found = None if reference is None else _REF.fullmatch(reference)
         if found is None:
             return self.corpus, reference
         return self.uploads, _place(found[1])
 
+    def read(self, reference: str) -> bytes:
+        """The bytes of a picture. Raises CorpusError where it is gone, unreadable or outside."""
+        root, own = self.find(reference)
+        if root is None or own is None:
+            raise CorpusError(reference, "lies nowhere")
+        return read_picture(root, own)
+
 
 def picture_roots(index_folder: Path, corpus_root: str) -> PictureRoots:
     """The folders of an index's pictures."""
-    return PictureRoots(Path(corpus_root), index_folder / FOLDER)
+    return PictureRoots(picture_root(corpus_root), index_folder / FOLDER)
 
 
 def _place(digest: str) -> str:

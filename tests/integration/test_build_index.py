@@ -213,7 +213,7 @@ def test_a_full_disk_fails_the_build_and_keeps_the_old_version(
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("hivlp.index.build.assemble.write_table", full)
+    monkeypatch.setattr("hivlp.index.build.assemble.table_writer", full)
     with pytest.raises(BuildError, match=r"can't be written: .*No space left"):
         build(pictures, model, store)
     assert store.current("default") == version

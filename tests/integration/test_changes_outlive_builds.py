@@ -26,7 +26,7 @@ from hivlp.index.snapshot.changes import Delete
 from hivlp.index.snapshot.snapshot import Snapshot
 from hivlp.index.snapshot.store import SnapshotStore
 from tests.integration.served_home import colour_png, make_corpus, make_home
-from tests.tiny_artifact import COLOURS, make_tiny_artifact
+from tests.tiny_artifact import COLOURS, make_tiny_artifact, png
 
 QUIET = BuildSettings(quiet=True, sample=20)
 
@@ -46,7 +46,7 @@ def put(home: Path, folder: Path, rows: list[dict[str, Any]]) -> None:
     for i, row in enumerate(rows):
         if "image" not in row:
             row["image"] = f"{i}.png"
-            (folder / f"{i}.png").write_bytes(colour_png(COLOURS[i % len(COLOURS)]))
+            (folder / f"{i}.png").write_bytes(colour_png(list(COLOURS)[i % len(COLOURS)]))
     file = folder / "rows.jsonl"
     file.write_text("\n".join(json.dumps(row) for row in rows))
     upsert_corpus(open_corpus(file), model_of(home), SnapshotStore(home), "default", quiet=True)
@@ -81,9 +81,7 @@ def test_a_build_takes_in_what_was_put_and_leaves_out_what_was_deleted(
     before = contents(store)
     assert "blue/300" not in before
     assert before["red/24"]["name"] == "replaced"
-    report = build_index(
-        open_corpus(tmp_path / "corpus"), model_of(home), store, "default", QUIET
-    )
+    report = build_index(open_corpus(tmp_path / "corpus"), model_of(home), store, "default", QUIET)
     assert report.fresh == 0
     assert contents(store) == before
     manifest = report.manifest
@@ -95,9 +93,7 @@ def test_a_build_takes_in_what_was_put_and_leaves_out_what_was_deleted(
     picture = open_searcher(snapshot).image_ref("new/1")
     assert picture is not None
     assert picture.startswith("upload:")
-    again = build_index(
-        open_corpus(tmp_path / "corpus"), model_of(home), store, "default", QUIET
-    )
+    again = build_index(open_corpus(tmp_path / "corpus"), model_of(home), store, "default", QUIET)
     assert contents(store) == before
     assert again.manifest.changes is not None
     assert len(again.manifest.changes.segments) == 1
@@ -145,7 +141,7 @@ def test_changes_made_while_a_build_runs_are_carried_over(
     assert mask.count == 1
     model = model_of(home, name)
     assert model.text is not None
-    (early, *_, exact) = model.text.encode(model.text.prepare(["late riser"]))
+    (*_, exact) = model.text.encode(model.text.prepare(["late riser"]))
     row = searcher.row_of("late", "text")
     stored = searcher.vector("text", row, len(searcher.info.levels))
     np.testing.assert_allclose(stored, exact.vectors, atol=1e-5)
@@ -189,7 +185,8 @@ SECRET = "quixotic velvet umbrella"
 @pytest.mark.parametrize("where", ["built", "pending", "both"])
 def test_what_is_erased_is_in_no_file(home: Path, tmp_path: Path, where: str) -> None:
     store = SnapshotStore(home)
-    picture = colour_png("purple") + b"a tail that no other picture has"
+    pixels = np.random.default_rng(5).integers(0, 255, (40, 40, 3), dtype=np.uint8)
+    picture = png(pixels)
     folder = tmp_path / "secret"
     folder.mkdir()
     (folder / "s.png").write_bytes(picture)
@@ -230,9 +227,7 @@ def test_an_erased_item_of_the_corpus_stays_out_until_it_is_put_again(
     build_index(corpus, model_of(home), store, "default", QUIET)
     assert "red/24" not in contents(store)
     put(home, tmp_path / "again", [{"id": "red/24", "caption": "red again"}])
-    build_index(
-        open_corpus(tmp_path / "corpus"), model_of(home), store, "default", QUIET
-    )
+    build_index(open_corpus(tmp_path / "corpus"), model_of(home), store, "default", QUIET)
     assert "red/24" in contents(store)
 
 

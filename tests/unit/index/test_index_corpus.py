@@ -355,3 +355,55 @@ def test_pictures_in_a_parquet_column_of_another_name_are_read(tmp_path: Path, c
     items, _ = read(path)
     assert [item.image_data for item in items] == [b"A", b"C"]
     assert [read_picture(tmp_path, str(item.image)) for item in items] == [b"A", b"C"]
+
+
+def test_a_row_of_a_large_row_group_is_read_without_keeping_the_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images = [b"%03d" % i * 50 if i % 7 else None for i in range(200)]
+    table = pa.table({"file_name": [None] * 200, "image": images, "note": ["x"] * 200})
+    pq.write_table(table, tmp_path / "p.parquet", row_group_size=90, data_page_size=256)
+    monkeypatch.setattr(pictures, "MAX_KEPT_BYTES", 1_000)
+    monkeypatch.setattr(pictures, "_kept", lambda *_: pytest.fail("a whole row group was read"))
+    for row in (1, 15, 16, 89, 90, 199):
+        assert read_picture(tmp_path, f"p.parquet#row={row}") == images[row]
+    with pytest.raises(CorpusError, match="holds no picture"):
+        read_picture(tmp_path, "p.parquet#row=7")
+    with pytest.raises(CorpusError, match="no such row"):
+        read_picture(tmp_path, "p.parquet#row=200")
+
+
+def test_a_row_group_that_changed_is_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "p.parquet"
+    for content in (b"old", b"newer"):
+        pq.write_table(pa.table({"image": [content, b"x"]}), path)
+        assert read_picture(tmp_path, "p.parquet#row=0") == content
+
+
+def test_a_picture_in_a_table_has_a_largest_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pq.write_table(pa.table({"image": [b"12345"]}), tmp_path / "p.parquet")
+    monkeypatch.setattr(pictures, "MAX_PICTURE_BYTES", 4)
+    with pytest.raises(CorpusError, match="5 bytes, the limit is 4"):
+        read_picture(tmp_path, "p.parquet#row=0")
+
+
+def test_a_path_that_is_not_utf8_is_bad_and_the_next_is_read(tmp_path: Path) -> None:
+    row = {"id": "a", "image": "caf\udce9.png"}
+    items, bad = read(jsonl(tmp_path / "c.jsonl", row, {"id": "good", "text": "x"}))
+    assert [item.id for item in items] == ["good"]
+    assert [(entry.place, "not UTF-8" in entry.reason) for entry in bad] == [("line 1", True)]
+
+
+def test_a_duplicate_id_is_named_with_both_places(tmp_path: Path) -> None:
+    picture(tmp_path, "a.png")
+    jsonl(tmp_path / "metadata.jsonl", {"file_name": "b.png"}, {"id": "a.png", "text": "x"})
+    with pytest.raises(CorpusError, match=r"'a\.png' is there twice: line 2 and a\.png"):
+        read(tmp_path)
+
+
+def test_vectors_of_one_s_own_are_sent_to_their_own_command(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"id": ["a"], "embedding": [[0.5]]}), tmp_path / "c.parquet")
+    with pytest.raises(CorpusError, match="hivlp import-vectors"):
+        read(tmp_path / "c.parquet")
