@@ -7,6 +7,7 @@ system raises becomes an OSError or a CorpusError that names the URL.
 
 from __future__ import annotations
 
+import errno
 import io
 import posixpath
 import re
@@ -175,6 +176,8 @@ def _check(url: str) -> None:
 def _translated(where: str) -> Iterator[None]:
     try:
         yield
+    except FileNotFoundError as error:  # of some systems, its text is the path and no more
+        raise FileNotFoundError(errno.ENOENT, "no such file or folder", where) from error
     except (OSError, ImportError, ValueError):
         raise
     except Exception as error:  # clients of object stores have errors of their own

@@ -35,7 +35,9 @@ from hivlp.models.levels import GalleryKind, LevelSpec, Modality
 
 FETCH = 4_096
 ITEMS_AT_ONCE = 4_096
-"""Items that are Python objects at a time; a record batch is made of several such blocks."""
+CHARS_AT_ONCE = 8 * 2**20
+"""Items that are Python objects at a time, and about how many characters of them; a record batch is
+made of several such blocks."""
 BATCH_ITEMS = 65_536
 BATCH_BYTES = 32 * 2**20
 
@@ -180,8 +182,15 @@ def _batches(path: Path, schema: Any) -> Iterator[_Batches]:
 
 
 def _blocks(items: Items) -> Iterator[list[EncodedItem]]:
-    found = iter(items)
-    while block := list(islice(found, ITEMS_AT_ONCE)):
+    block: list[EncodedItem] = []
+    chars = 0
+    for item in items:
+        block.append(item)
+        chars += sum(map(len, item.texts)) + getattr(item.metadata, "chars", 0)
+        if len(block) >= ITEMS_AT_ONCE or chars >= CHARS_AT_ONCE:
+            yield block
+            block, chars = [], 0
+    if block:
         yield block
 
 

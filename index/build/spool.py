@@ -129,6 +129,7 @@ class _Metadata(Mapping[str, Any]):
 
     def __init__(self, text: str) -> None:
         self._text = text
+        self.chars = len(text)
         self._values: dict[str, Any] | None = None
 
     def _parsed(self) -> dict[str, Any]:

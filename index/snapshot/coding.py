@@ -37,7 +37,11 @@ from hivlp.index.snapshot.scratch import Scratch, Span
 PART = 65_536
 """Items numbered at a time."""
 BLOCK = 1_024
-"""Values of a run that are read at a time."""
+BLOCK_BYTES = 256 * 2**10
+"""Values of a run that are read at a time, and about how many bytes of them."""
+KEY_BYTES = 1_024
+"""How much of a block's first text is remembered, to cut ranges by: any text will do for that, and
+only texts that begin with as many equal bytes can't be cut apart."""
 RANGE = 64
 """A range ends after so many beginnings of blocks; it may hold a block of every run besides."""
 Parts = Iterable[Any]
@@ -47,7 +51,7 @@ Parts = Iterable[Any]
 @dataclass(frozen=True, slots=True)
 class _Part:
     """`owners` (n,) uint32 within the part and `numbers` (n,) uint32 within the run, in items'
-    order; the run's values in blocks, each with its first value's key.
+    order; the run's values in blocks, each with its first value's key, or how that begins.
     """
 
     items: int
@@ -107,10 +111,13 @@ class _Column:
         if self._kind == "date":
             values = values.cast(pa.int64())
         blocks = []
-        for start in range(0, len(values), BLOCK):
-            block = values.slice(start, BLOCK)
+        size = max(1, min(BLOCK, BLOCK_BYTES * len(values) // max(values.nbytes, 1)))
+        for start in range(0, len(values), size):
+            block = values.slice(start, size)
             batch = pa.RecordBatch.from_arrays([block], names=["value"])
-            blocks.append((self._key(block[0]), self._scratch.append(batch.serialize())))
+            first = self._key(block[0])
+            first = first[:KEY_BYTES] if isinstance(first, bytes) else first
+            blocks.append((first, self._scratch.append(batch.serialize())))
         keep = self._scratch.append_array
         return _Part(
             len(part), keep(owners.astype(np.uint32)), keep(numbers.astype(np.uint32)), blocks

@@ -129,9 +129,16 @@ ARROW: dict[str, tuple[Any, st.SearchStrategy[Any]]] = {
 
 @pytest.mark.parametrize("name", sorted(ARROW))
 @settings(max_examples=60, deadline=None)
-@given(data=st.data(), part=st.integers(1, 7), block=st.integers(1, 4), span=st.integers(1, 4))
+@given(
+    data=st.data(),
+    part=st.integers(1, 7),
+    block=st.integers(1, 4),
+    span=st.integers(1, 4),
+    keep=st.integers(0, 3),
+    big=st.sampled_from([1, 40, 10_000]),
+)
 def test_columns_coded_part_by_part_are_those_coded_at_once(
-    data: st.DataObject, part: int, block: int, span: int, name: str
+    data: st.DataObject, part: int, block: int, span: int, keep: int, big: int, name: str
 ) -> None:
     kind, values = ARROW[name]
     column = data.draw(st.lists(values | st.none(), max_size=40))
@@ -140,7 +147,7 @@ def test_columns_coded_part_by_part_are_those_coded_at_once(
     table = pa.table({"c": pa.chunked_array(chunks, kind)})
     with (
         tempfile.TemporaryDirectory() as folder,
-        patch.multiple(coding, PART=part, BLOCK=block, RANGE=span),
+        patch.multiple(coding, PART=part, BLOCK=block, RANGE=span, KEY_BYTES=keep, BLOCK_BYTES=big),
     ):
         write_coded(Path(folder), table, ["c"])
         found = open_coded(Path(folder), table, ["c"])["c"]

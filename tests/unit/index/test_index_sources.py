@@ -386,7 +386,7 @@ def test_remote_pictures_have_a_largest_size(memory: Any, monkeypatch: pytest.Mo
     [
         (f"{HOME}/gone.csv", "no such file or folder"),
         (f"{HOME}/*.tar", "no file matches"),
-        (f"{HOME}/gone-{{0..3}}.tar", "unreadable|not readable"),
+        (f"{HOME}/gone-{{0..3}}.tar", "no such file"),
         ("s3://bucket/corpus", r"pip install 'hivlp\[s3\]'"),
         ("gs://bucket/corpus", r"pip install 'hivlp\[gcs\]'"),
         ("nothing://x/y", "can't be opened"),
