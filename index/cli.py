@@ -6,6 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hivlp.index.arguments import (
     DONE,
@@ -29,6 +30,9 @@ from hivlp.index.snapshot.export import export_faiss
 from hivlp.index.snapshot.manifest import SnapshotManifest
 from hivlp.index.snapshot.store import SnapshotStore
 from hivlp.models.runtime.threads import available_threads
+
+if TYPE_CHECKING:
+    from hivlp.index.build.wishes import Wishes
 
 
 def build(arguments: Sequence[str]) -> int:
@@ -56,7 +60,7 @@ def build(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--no-activate", action="store_true", help="publish without making it the active version"
     )
-    _add_choice(parser)
+    add_choice(parser)
     given = parse(parser, arguments)
     return given if isinstance(given, int) else _build(given)
 
@@ -145,7 +149,7 @@ def snapshots(arguments: Sequence[str]) -> int:
     return given if isinstance(given, int) else _snapshots(given)
 
 
-def _add_choice(parser: argparse.ArgumentParser) -> None:
+def add_choice(parser: argparse.ArgumentParser) -> None:
     """Options that say how the index should find, or the limits to choose within."""
     parser.add_argument("--family", choices=("auto", *FAMILIES), default="auto", help="(auto)")
     parser.add_argument(
@@ -164,12 +168,25 @@ def _add_choice(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--explain", action="store_true", help="print what was chosen from")
 
 
+def wishes_of(given: argparse.Namespace) -> Wishes:
+    """What `add_choice` asked for. Raises BuildError for what contradicts itself."""
+    from hivlp.index.build.wishes import Wishes
+
+    return Wishes(
+        family=given.family,
+        level1=given.level1,
+        must=given.must,
+        max_memory_bytes=given.max_memory,
+        max_query_ms=given.max_query_ms,
+        max_build_s=given.max_build_s,
+    )
+
+
 def _build(given: argparse.Namespace) -> int:
     from hivlp.index.build.build import BuildSettings, build_index
     from hivlp.index.build.corpus import open_corpus
     from hivlp.index.build.explain import table
     from hivlp.index.build.model import Model
-    from hivlp.index.build.wishes import Wishes
 
     store = store_of(given)
     corpus = open_corpus(given.corpus)
@@ -182,14 +199,7 @@ def _build(given: argparse.Namespace) -> int:
         target=given.target,
         rows_type=given.rows,
         build_threads=given.build_threads or available_threads(),
-        wishes=Wishes(
-            family=given.family,
-            level1=given.level1,
-            must=given.must,
-            max_memory_bytes=given.max_memory,
-            max_query_ms=given.max_query_ms,
-            max_build_s=given.max_build_s,
-        ),
+        wishes=wishes_of(given),
         activate=not given.no_activate,
     )
     report = build_index(

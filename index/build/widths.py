@@ -12,7 +12,7 @@ rows equal to the query are not among those it must keep. Widths never fall as k
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -34,6 +34,8 @@ WIDENING = 1.25
 """And these, where each try runs the plan."""
 ROUNDING = 1e-6
 """Scores this near count as equal."""
+AT_ONCE = 1_024
+"""Queries whose scores of some rows are in memory together."""
 ITSELF = 1 - 1e-5
 """From this cosine on a row is the query itself, or its double."""
 HALF = 1e-3
@@ -113,11 +115,12 @@ def first_ranks(direction: Direction, plan: Plan, wanted: Sequence[RowArray]) ->
     stage = plan.stages[0]
     rows = direction.rows[stage.level]
     queries = stage_query(stage, direction.queries, rows.dim)
-    found: list[RowArray] = []
-    for block in query_blocks(len(queries), rows.size):
-        scores = rows.scan_many(queries[block])
-        found += [ranks(own, own[some]) for own, some in zip(scores, wanted[block], strict=True)]
-    return found
+    own = [rows.score(query, some) for query, some in zip(queries, wanted, strict=True)]
+    above: list[list[FloatArray]] = [[] for _ in own]
+    for query, _, scores in _scanned(rows, queries):
+        least = own[query].min(initial=np.inf) - ROUNDING
+        above[query].append(scores[scores >= least])  # no other comes before a wanted one
+    return [ranks(np.concatenate(a), scores) for a, scores in zip(above, own, strict=True)]
 
 
 def narrow(
@@ -240,12 +243,32 @@ def _ranks_among(rows: LevelRows, query: FloatArray, given: RowArray, wanted: Ro
 
 def _best(rows: LevelRows, queries: FloatArray, k: int) -> list[Candidates]:
     """The best k rows of each query, best first."""
-    every = np.arange(rows.size)
-    return [
-        Candidates.ranked(every, scores, k)
-        for block in query_blocks(len(queries), rows.size)
-        for scores in rows.scan_many(queries[block])
-    ]
+    best = [Candidates.none() for _ in queries]
+    for query, first, scores in _scanned(rows, queries):
+        known = best[query]
+        least = known.scores[-1] if len(known) == k else -np.inf
+        near = np.flatnonzero(scores >= least)
+        best[query] = Candidates.ranked(
+            np.concatenate([known.rows, near + first]),
+            np.concatenate([known.scores, scores[near]]),
+            k,
+        )
+    return best
+
+
+def _scanned(rows: LevelRows, queries: FloatArray) -> Iterator[tuple[int, int, FloatArray]]:
+    """Every query's scores of a part of the rows, from row `first` on, part by part:
+    (query, first, scores).
+
+    Rows are the outer loop: they are read once, not once for every few queries.
+    """
+    for start in range(0, len(queries), AT_ONCE):
+        some = queries[start : start + AT_ONCE]
+        for part in query_blocks(rows.size, len(some)):
+            norms = rows.inverse_norms
+            own = LevelRows(rows.matrix[part], rows.dim, None if norms is None else norms[part])
+            for query, scores in enumerate(own.scan_many(some), start=start):
+                yield query, part.start, scores
 
 
 def ranks(scores: FloatArray, wanted: FloatArray) -> RowArray:

@@ -9,6 +9,7 @@ ITEMS = "items.arrow"
 ITEM_HASHES = "item_hashes.npy"
 ITEM_ORDINALS = "item_ordinals.npy"
 TEXTS = "text/texts.arrow"
+ROTATION = "rotation.npy"
 TABLE_SUFFIX = ".arrow"
 
 

@@ -82,8 +82,11 @@ class Snapshot:
         catalogue: Catalogue,
         sides: Mapping[Modality, Side],
         filters: FilterMasks,
+        rotation: FloatArray | None = None,
     ) -> None:
+        """`rotation` (D, D) float32 turns queries given as vectors, where rows were imported."""
         self.path = path
+        self.rotation = rotation
         self.manifest = manifest
         self._filters: FilterMasks | None = filters
         self._catalogue: Catalogue | None = catalogue
@@ -118,7 +121,8 @@ class Snapshot:
             opener = _Opener(path, manifest, "faiss-cpu")
             sides = opener.sides()
         catalogue = opener.catalogue()
-        return Snapshot(path, manifest, catalogue, sides, opener.filters(catalogue))
+        filters = opener.filters(catalogue)
+        return Snapshot(path, manifest, catalogue, sides, filters, opener.rotation())
 
     @property
     def catalogue(self) -> Catalogue:
@@ -205,6 +209,14 @@ class _Opener:
         except (OSError, ValueError, pa.ArrowInvalid) as error:
             raise self._corrupt(FOLDER, str(error)) from error
         return FilterMasks(columns, self._manifest.items)
+
+    def rotation(self) -> FloatArray | None:
+        """What imported vectors were turned by, or None."""
+        imported = self._manifest.imported
+        if imported is None or not imported.rotated:
+            return None
+        shape = (imported.dim, imported.dim)
+        return cast(FloatArray, self._array(layout.ROTATION, shape, np.float32))
 
     def side(self, side: Modality) -> Side:
         count = self._manifest.sides[side].rows

@@ -1,0 +1,441 @@
+"""From vectors of one's own to a published version: rotate, write, choose, gate, measure, publish.
+
+    report = import_vectors(NpySource(path), SnapshotStore(home), "default")
+
+No model takes part. Every level's query is cut from the same vector, so all of them are known at
+once: widths are measured with vectors, by default some of the rows, each without itself.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hivlp.index.backends.choose import faiss_version, open_level
+from hivlp.index.build import gate
+from hivlp.index.build.assemble import BuiltSide, graph_levels, write_faiss, write_graphs
+from hivlp.index.build.beams import measure_beams
+from hivlp.index.build.choice import Means, choose
+from hivlp.index.build.directions import Direction
+from hivlp.index.build.measure import StagedSide, shortfalls
+from hivlp.index.build.queries import QuerySet
+from hivlp.index.build.served import useless_graph, without_graph
+from hivlp.index.build.vectors.queries import read_queries, vector_queries
+from hivlp.index.build.vectors.rotation import SAMPLED, Rotation, fit_rotation, level_dims
+from hivlp.index.build.vectors.source import VectorSource, part_rows
+from hivlp.index.build.vectors.stream import Lengths, Stream, Streamed
+from hivlp.index.build.widths import KS, exact_best, sweep
+from hivlp.index.build.wishes import Wishes
+from hivlp.index.errors import BuildError
+from hivlp.index.level_index import RowsType
+from hivlp.index.snapshot import layout
+from hivlp.index.snapshot.catalogue import open_table
+from hivlp.index.snapshot.manifest import (
+    BuildRecord,
+    CorpusRecord,
+    ImportRecord,
+    LevelRecord,
+    Metric,
+    OptionRecord,
+    SideRecord,
+    SnapshotManifest,
+    WidthRecord,
+    write_manifest,
+)
+from hivlp.index.snapshot.store import SnapshotStore, Staging, check_index_name
+from hivlp.models.artifact import file_record, fingerprint
+from hivlp.models.levels import LevelSpec, Modality
+from hivlp.models.runtime.progress import Progress
+
+SEED = 20_240_229
+SAMPLED_ROWS = 5e8
+"""Rows times queries that widths are measured on, about."""
+LEAST_SAMPLE = 100
+MODEL = "vectors"
+"""The model's name where none is given for what made the vectors."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImportSettings:
+    """How to import. `dims` are those of the coarse levels (None: by the vectors' own).
+
+    `rotate` False: the vectors nest already, as Matryoshka embeddings do. `metric` is what they
+    were ranked by; one that minds lengths is refused for vectors of different lengths, unless
+    `as_cosine`. `queries` is a .npy file of real queries, in the vectors' own space; `model` names
+    what made them. The rest is as in `BuildSettings`.
+    """
+
+    modality: Modality = "image"
+    dims: tuple[int, ...] | None = None
+    rotate: bool = True
+    metric: Metric = "cosine"
+    as_cosine: bool = False
+    max_failures: float = 0.05
+    queries: Path | None = None
+    sample: int = 500
+    target: float = 0.99
+    rows_type: RowsType = "fp32"
+    wishes: Wishes = field(default_factory=Wishes)
+    build_threads: int = 1
+    model: str | None = None
+    pictures: Path | None = None
+    activate: bool = True
+    quiet: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ImportReport:
+    """What was published. `phases`: seconds on the clock and of the processor, by name."""
+
+    manifest: SnapshotManifest
+    path: Path
+    failures: int
+    failures_file: Path
+    notes: tuple[str, ...]
+    phases: dict[str, tuple[float, float]]
+
+
+@dataclass(slots=True)
+class _Draft:
+    """A version while it is made."""
+
+    staging: Staging
+    source: VectorSource
+    rotation: Rotation
+    specs: tuple[LevelSpec, ...]
+    streamed: Streamed
+    built: BuiltSide
+    queries: QuerySet
+    options: tuple[OptionRecord, ...] = ()
+    graphs: tuple[int, ...] = ()
+    widths: list[WidthRecord] = field(default_factory=list)
+    tried: float = 0.0
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def taken(self) -> OptionRecord:
+        """The family and codes that were chosen."""
+        return next(option for option in self.options if option.chosen)
+
+
+class Phases(dict[str, tuple[float, float]]):
+    """Seconds on the clock and of this process's threads, by what was done."""
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        """Add a block's seconds to a name."""
+        wall, cpu = time.monotonic(), time.process_time()
+        yield
+        before = self.get(name, (0.0, 0.0))
+        spent = (time.monotonic() - wall, time.process_time() - cpu)
+        self[name] = (before[0] + spent[0], before[1] + spent[1])
+
+
+class _Ids(Sequence[str]):
+    """Ids of items as they were written, read when they are asked for."""
+
+    def __init__(self, column: Any) -> None:
+        self._column = column
+
+    def __len__(self) -> int:
+        return len(self._column)
+
+    def __getitem__(self, place: Any) -> Any:
+        return self._column[int(place)].as_py()
+
+
+def import_vectors(
+    source: VectorSource,
+    store: SnapshotStore,
+    name: str,
+    settings: ImportSettings = ImportSettings(),
+) -> ImportReport:
+    """Import, publish and (unless told otherwise) activate a version of index `name`.
+
+    Raises CorpusError, BuildError, MissingExtra; the store is left as it was.
+    """
+    check_index_name(name)
+    try:
+        return _import(source, store, name, settings)
+    except OSError as error:  # a full disk, a folder that is read-only
+        raise BuildError(f"index {name!r} can't be written: {error}") from error
+
+
+def _import(
+    source: VectorSource, store: SnapshotStore, name: str, settings: ImportSettings
+) -> ImportReport:
+    version_of_faiss = faiss_version()  # before anything long, not after
+    failures_file = store.home / "cache" / "builds" / f"{name}.failures.jsonl"
+    dims = level_dims(settings.dims, source.dim)
+    phases = Phases()
+    with phases("fit rotation"):
+        rotation = fit_rotation(source.sample(SAMPLED), rotate=settings.rotate)
+    specs = tuple(LevelSpec(level, level, dim) for level, dim in enumerate(dims, start=1))
+    with store.stage(name) as staging:
+        with phases("read, rotate, write"):
+            streamed = _stream(staging, source, rotation, dims, settings, failures_file)
+        _check_share(streamed, settings.max_failures, failures_file)
+        draft = _draft(staging, source, rotation, specs, streamed, settings)
+        with phases("choose"):
+            _choose(draft, settings)
+        with phases("codes and graphs"):
+            _write_levels(draft, settings)
+        with phases("gate"):
+            side = _gate(draft, settings)
+        with phases("measure widths"):
+            _measure(draft, side, settings)
+        with phases("publish"):
+            write_manifest(staging.path, _manifest(draft, settings, version_of_faiss))
+            del side
+            path = store.publish(staging, activate=settings.activate)
+    manifest = store.manifest(name, staging.version)
+    notes = tuple(draft.notes)
+    return ImportReport(manifest, path, streamed.failures, failures_file, notes, dict(phases))
+
+
+def _stream(
+    staging: Staging,
+    source: VectorSource,
+    rotation: Rotation,
+    dims: tuple[int, ...],
+    settings: ImportSettings,
+    failures_file: Path,
+) -> Streamed:
+    lengths = Lengths(settings.metric, settings.as_cosine)
+    root = (settings.pictures or source.root).resolve()
+    stream = Stream(source, rotation, settings.modality, lengths, failures_file, root)
+    task = f"import {staging.index}"
+    with Progress(task, source.count, "vector", quiet=settings.quiet) as progress:
+        streamed = stream.write(staging.path, dims, settings.rows_type, progress.step)
+    if rotation.matrix is not None:
+        np.save(staging.path / layout.ROTATION, rotation.matrix, allow_pickle=False)
+    return streamed
+
+
+def _check_share(streamed: Streamed, most: float, listed_in: Path) -> None:
+    """Raises BuildError when too large a share of the rows was left out."""
+    lost, rows = streamed.failures, streamed.failures + streamed.count
+    if lost and lost / rows > most:
+        raise BuildError(
+            f"{lost} of {rows} vectors failed, over the allowed share of {most:g}; they are "
+            f"listed in {listed_in}"
+        )
+
+
+def _draft(
+    staging: Staging,
+    source: VectorSource,
+    rotation: Rotation,
+    specs: tuple[LevelSpec, ...],
+    streamed: Streamed,
+    settings: ImportSettings,
+) -> _Draft:
+    row_items = np.arange(streamed.count, dtype=np.int64)
+    built = BuiltSide(settings.modality, streamed.rows, row_items, ())
+    queries = _queries(built, rotation, specs, settings)
+    draft = _Draft(staging, source, rotation, specs, streamed, built, queries)
+    if streamed.lost_pictures:
+        root = settings.pictures or source.root
+        draft.notes.append(
+            f"{streamed.lost_pictures} pictures' paths lead out of {root} and were left out; "
+            "--pictures names the folder they lie in"
+        )
+    return draft
+
+
+def _queries(
+    built: BuiltSide, rotation: Rotation, specs: Sequence[LevelSpec], settings: ImportSettings
+) -> QuerySet:
+    """The queries given, or some of the rows; no two of them equal."""
+    limit = min(settings.sample, max(LEAST_SAMPLE, int(SAMPLED_ROWS / built.size)))
+    if settings.queries is not None:
+        return read_queries(settings.queries, rotation.matrix, specs, limit)
+    rng = np.random.default_rng(SEED)
+    chosen = np.sort(rng.choice(built.size, min(limit, built.size), replace=False))
+    finest = built.rows[len(specs)].vectors(chosen.astype(np.int64))
+    first = np.sort(np.unique(finest, axis=0, return_index=True)[1])
+    ordinals = chosen[first].astype(np.int64)
+    return vector_queries(finest[first], specs, ordinals, from_corpus=True)
+
+
+def _choose(draft: _Draft, settings: ImportSettings) -> None:
+    means = Means(settings.build_threads)
+    draft.options = choose(
+        draft.built, draft.queries, draft.specs, "nested", settings.wishes, settings.target, means
+    )
+    taken = draft.taken
+    draft.notes += [
+        f"the {taken.family} family over {taken.level1} codes is {missed}"
+        for missed in settings.wishes.over(taken)
+    ]
+
+
+def _write_levels(draft: _Draft, settings: ImportSettings) -> None:
+    """Level 1's codes, and graphs where that family was chosen."""
+    folder, built, taken = draft.staging.path, draft.built, draft.taken
+    write_faiss(folder, built, (1,), taken.level1, taken.maskable)
+    if taken.family == "graph":
+        total = built.size * len(graph_levels(built))
+        with Progress("build graphs", total, "row", quiet=settings.quiet) as progress:
+            draft.graphs = write_graphs(folder, built, settings.build_threads, progress.step)
+
+
+def _gate(draft: _Draft, settings: ImportSettings) -> StagedSide:
+    """Check what was written; returns the side, opened. Raises BuildError."""
+    folder, built, side = draft.staging.path, draft.built, settings.modality
+    ids = _Ids(open_table(folder / layout.ITEMS).column(0))
+    finest = built.rows[max(built.rows)].matrix
+    gate.check_rows(finest, built.row_items, ids, f"{side} rows")
+    maskable = folder / layout.maskable_file(side)
+    try:
+        opened = StagedSide(folder, built)
+        beside = {}
+        if maskable.is_file():
+            beside = {1: open_level(1, built.rows[1], maskable, "faiss-cpu")}
+    except ValueError as error:  # cut short by a disk that filled up as it was closed
+        raise BuildError(f"a FAISS file came out broken: {error}") from error
+    codes = {n: opened.levels[n] for n in built.rows if opened.has_codes(n)}
+    own = {n: opened.graphs[n] for n in draft.graphs}
+    rng = np.random.default_rng(SEED)
+    for indexes in (codes, own, beside):
+        draft.tried = gate.check_self_retrieval(built, indexes, ids, rng)
+    return opened
+
+
+def _measure(draft: _Draft, side: StagedSide, settings: ImportSettings) -> None:
+    """Widths of the scan, and beams; graphs that gain nothing are dropped, unless asked for."""
+    modality, queries = settings.modality, draft.queries
+    direction = Direction(
+        modality,
+        modality,
+        queries.outputs,
+        side.rows,
+        queries.held_out,
+        levels=side.levels,
+        items=queries.ordinals,
+    )
+    if not direction.halved or len(draft.specs) < 2:
+        draft.notes.append("too few vectors to measure widths with: defaults are used")
+        return
+    with Progress("measure widths", 1, "direction", quiet=settings.quiet) as progress:
+        best = exact_best(direction, draft.specs[-1].level, min(max(KS), direction.size))
+        draft.widths = sweep(direction, draft.specs, "nested", settings.target, best)
+        if side.graphs:
+            draft.widths += measure_beams(direction, side.graphs, best, KS, settings.target)
+        progress.step()
+    _drop_useless_graphs(draft, settings)
+    draft.notes += shortfalls(draft.widths)
+
+
+def _drop_useless_graphs(draft: _Draft, settings: ImportSettings) -> None:
+    reason = None
+    if draft.graphs:
+        reason = useless_graph(draft.widths, settings.modality, draft.built.size)
+    if reason is None:
+        return
+    if settings.wishes.family == "graph":
+        draft.notes.append(f"{reason}; it is kept, as asked for")
+        return
+    draft.notes.append(f"{reason}; the scan serves instead")
+    for level in draft.graphs:
+        (draft.staging.path / layout.graph_file(settings.modality, level)).unlink()
+    draft.graphs = ()
+    draft.options = without_graph(draft.options, reason)
+    draft.widths = [record for record in draft.widths if record.family == "scan"]
+
+
+def gallery_space(
+    rotation: Rotation, dims: Sequence[int], model: str | None
+) -> str:
+    """Hash of the space that rotated vectors lie in: whoever aims at it names the same parts."""
+    turned = "none" if rotation.matrix is None else sha256(rotation.matrix.tobytes()).hexdigest()
+    return fingerprint(
+        {
+            "kind": "imported vectors",
+            "rotation": turned,
+            "dims": " ".join(map(str, dims)),
+            "normalisation": "l2",
+            "model": model or "",
+        }
+    )
+
+
+def _manifest(draft: _Draft, settings: ImportSettings, version_of_faiss: str) -> SnapshotManifest:
+    folder, source, dims = draft.staging.path, draft.source, [s.dim for s in draft.specs]
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    space = gallery_space(draft.rotation, dims, settings.model)
+    size = draft.built.size
+    return SnapshotManifest(
+        index=draft.staging.index,
+        version=draft.staging.version,
+        created_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        items=size,
+        sides={settings.modality: _side_record(draft, settings)},
+        levels=tuple(
+            LevelRecord(level=s.level, exit_layer=s.exit_layer, dim=s.dim) for s in draft.specs
+        ),
+        gallery="nested",
+        gallery_space=space,
+        query_encoder=fingerprint({"queries": "vectors", "gallery_space": space}),
+        model=settings.model or MODEL,
+        artifact="",
+        faiss_version=version_of_faiss,
+        corpus=CorpusRecord(
+            kind=f"vectors-{source.kind}",
+            root=str((settings.pictures or source.root).resolve()),
+            source=source.source,
+            failures=draft.streamed.failures,
+        ),
+        build=_build_record(source, settings),
+        options={settings.modality: draft.options},
+        imported=ImportRecord(
+            source=source.kind,
+            dim=source.dim,
+            metric=settings.metric,
+            rotated=draft.rotation.matrix is not None,
+            fitted_on=draft.rotation.rows,
+            shares=draft.rotation.shares(dims),
+            lengths=draft.streamed.lengths,
+            model=settings.model,
+        ),
+        widths=tuple(draft.widths),
+        gate={
+            f"{settings.modality}_rows": float(size),
+            f"{settings.modality}_self_retrieval_rows": draft.tried,
+        },
+        files={path.relative_to(folder).as_posix(): file_record(path) for path in files},
+    )
+
+
+def _side_record(draft: _Draft, settings: ImportSettings) -> SideRecord:
+    taken = draft.taken
+    return SideRecord(
+        rows=draft.built.size,
+        max_rows_per_item=1,
+        faiss_levels=(1,),
+        family=taken.family,
+        level1=taken.level1,
+        rows_type=settings.rows_type,
+        graph_levels=draft.graphs,
+        maskable=taken.maskable,
+    )
+
+
+def _build_record(source: VectorSource, settings: ImportSettings) -> BuildRecord:
+    return BuildRecord(
+        batch_size=part_rows(source.dim),
+        max_failures=settings.max_failures,
+        materialise=False,
+        sample=settings.sample,
+        target=settings.target,
+        must=settings.wishes.must,
+        build_threads=settings.build_threads,
+    )
