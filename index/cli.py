@@ -82,14 +82,17 @@ def evaluate(arguments: Sequence[str]) -> int:
 
 
 def search(arguments: Sequence[str]) -> int:
-    """`hivlp search`: search an index for a text or a picture."""
+    """`hivlp search`: search an index for a text, a picture or a vector."""
     parser = parser_of(
         "search",
-        "Search an index for a text or a picture.",
+        "Search an index for a text, a picture or a vector.",
         'hivlp search "red heart" --k 5     or     hivlp search --image photo.jpg',
     )
     parser.add_argument("text", nargs="?", help="what to search for")
     parser.add_argument("--image", type=Path, help="search for this picture instead")
+    parser.add_argument(
+        "--vector", type=Path, help=".npy of one vector instead, as /search/vector takes it"
+    )
     add_index(parser)
     parser.add_argument("--k", type=positive, default=10, help="results wanted (10)")
     parser.add_argument(
@@ -110,8 +113,13 @@ def search(arguments: Sequence[str]) -> int:
     given = parse(parser, arguments)
     if isinstance(given, int):
         return given
-    if (given.text is None) == (given.image is None):
-        print("hivlp search: give a text or --image FILE, one of them", file=sys.stderr)
+    if sum(one is not None for one in (given.text, given.image, given.vector)) != 1:
+        print(
+            "hivlp search: give a text, --image FILE or --vector FILE, one of them", file=sys.stderr
+        )
+        return USAGE
+    if given.vector is not None and given.early_exit:
+        print("hivlp search: --early-exit saves nothing with --vector", file=sys.stderr)
         return USAGE
     return _search(given)
 
@@ -220,14 +228,20 @@ def _build(given: argparse.Namespace) -> int:
 
 
 def _evaluate(given: argparse.Namespace) -> int:
-    from hivlp.index.build.model import Model
     from hivlp.index.evaluation import EvaluationSettings
     from hivlp.index.evaluation import evaluate as evaluate_snapshot
+    from hivlp.index.query_model import query_model
 
     store = store_of(given)
     snapshot = store.open(given.index, given.version)
-    model = Model.load(model_of(given, store, snapshot.manifest), threads=given.threads)
+    model = query_model(given, store, snapshot.manifest, given.threads)
     group = given.group or snapshot.manifest.build.metadata_group
+    if not model.encodes and group is None:
+        raise BuildError(
+            f"index {given.index!r} holds imported vectors, and nothing says which rows answer "
+            "which: name a metadata column whose equals do with --group. What its plans find of "
+            "the exact answer, `hivlp snapshots verify --recall` measures"
+        )
     report = evaluate_snapshot(snapshot, model, EvaluationSettings(given.sample, group))
     print(report.to_text())
     if given.json is not None:
@@ -239,12 +253,14 @@ def _search(given: argparse.Namespace) -> int:
     from hivlp.index.search_once import print_search
 
     store = store_of(given)
-    with_model = model_of(given, store, store.manifest(given.index, given.version))
-    return print_search(given, store, with_model)
+    manifest = store.manifest(given.index, given.version)
+    artifact = None if given.vector is not None else model_of(given, store, manifest)
+    return print_search(given, store, artifact)
 
 
 def _snapshots(given: argparse.Namespace) -> int:
     from hivlp.index.cli_calibrate import print_recall
+    from hivlp.index.query_model import query_model
 
     store = store_of(given)
     if given.action == "list":
@@ -253,7 +269,7 @@ def _snapshots(given: argparse.Namespace) -> int:
         manifest = store.verify(given.index, given.version)
         print(f"{given.index} {manifest.version}: {len(manifest.files) + 1} files are as published")
         if given.recall:
-            return print_recall(store, manifest, model_of(given, store, manifest))
+            return print_recall(store, manifest, query_model(given, store, manifest))
     elif given.action == "activate":
         store.activate(given.index, given.version)
         print(f"{given.index} {given.version}: active")

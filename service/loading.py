@@ -27,9 +27,9 @@ from hivlp.models.levels import Modality
 from hivlp.models.runtime.loading import load_encoders
 from hivlp.models.runtime.memory import available_memory
 from hivlp.models.runtime.providers import check_distributions
-from hivlp.service.queries import ImageQuery, Query, Setting, text_query
+from hivlp.service.queries import ImageQuery, Query, Setting, VectorQuery, text_query
 from hivlp.service.schemas import SearchOptions
-from hivlp.service.serving import Catalogue, ServedIndex, ServedModel
+from hivlp.service.serving import Catalogue, NoModel, QueryModel, ServedIndex, ServedModel
 from hivlp.service.settings import Limits, Settings
 from hivlp.service.timeline import Timeline
 from hivlp.service.work import find
@@ -75,18 +75,15 @@ def load_catalogue(settings: Settings) -> Catalogue:
     indexes: dict[str, ServedIndex] = {}
     for name in names_to_serve(settings):
         snapshot = store.open(name, backend=settings.backend, hash_up_to_bytes=HASH_UP_TO_BYTES)
-        path = find_artifact(settings, snapshot.manifest)
-        if path not in models:
-            models[path] = _load_model(path, settings.threads.encoder)
-        root = Path(snapshot.manifest.corpus.root)
-        query_encoder = models[path].manifest.query_encoder
-        if query_encoder != snapshot.manifest.query_encoder:
+        model = _model_of(settings, snapshot.manifest, models)
+        if model.query_encoder != snapshot.manifest.query_encoder:
             log.warning(
-                "index %s was measured with another query encoder than %s: `hivlp calibrate` it; "
-                "until then no cascade of it stops early", name, path
+                "index %s was measured with another query encoder than %s's: `hivlp calibrate` it; "
+                "until then no cascade of it stops early", name, model.name
             )  # fmt: skip
-        live = LiveSnapshot(LocalSearcher(snapshot, query_encoder))
-        indexes[name] = ServedIndex(name, live, models[path], root)
+        live = LiveSnapshot(LocalSearcher(snapshot, model.query_encoder))
+        root = Path(snapshot.manifest.corpus.root)
+        indexes[name] = ServedIndex(name, live, model, root)
         log.info("index %s, version %s: open", name, snapshot.manifest.version)
         opened.append(snapshot)
     catalogue = Catalogue(indexes, store, tuple(models.values()))
@@ -96,6 +93,25 @@ def load_catalogue(settings: Settings) -> Catalogue:
             room = read_through(snapshot, room)
         warm(catalogue, settings.limits)
     return catalogue
+
+
+def _model_of(
+    settings: Settings, manifest: SnapshotManifest, models: dict[Path, ServedModel]
+) -> QueryModel:
+    """The artifact that fits an index, loaded once into `models`; imported vectors do without.
+
+    Raises ArtifactError, SpaceMismatch.
+    """
+    try:
+        path = find_artifact(settings, manifest)
+    except (ArtifactError, SpaceMismatch):
+        if manifest.imported is None:
+            raise
+        log.info("index %s: no artifact aims at its space; asked by vector or item", manifest.index)
+        return NoModel(manifest.model, manifest.gallery_space, manifest.query_encoder)
+    if path not in models:
+        models[path] = _load_model(path, settings.threads.encoder)
+    return models[path]
 
 
 def read_through(snapshot: Snapshot, room: int | None) -> int | None:
@@ -144,11 +160,12 @@ def _artifact_folders(settings: Settings, manifest: SnapshotManifest) -> Iterato
         yield settings.artifact
         return
     folder = settings.home / ARTIFACTS
-    named = Path(manifest.artifact)
-    if (named / MANIFEST_NAME).is_file():
+    named = Path(manifest.artifact) if manifest.artifact else None  # imported vectors have none
+    if named is not None and (named / MANIFEST_NAME).is_file():
         yield named
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
-        if (path / MANIFEST_NAME).is_file() and path.resolve() != named.resolve():
+        known = named is not None and path.resolve() == named.resolve()
+        if (path / MANIFEST_NAME).is_file() and not known:
             yield path
 
 
@@ -161,10 +178,12 @@ def _load_model(path: Path, threads: int) -> ServedModel:
 
 
 def warm(catalogue: Catalogue, limits: Limits) -> None:
-    """Search every side of every index once with every encoder, by both plans."""
+    """Search every side of every index once with every encoder, by both plans; with a vector of
+    its own where there is none.
+    """
     for name, index in catalogue.indexes.items():
         with catalogue.lease(name) as searcher:
-            for query in _warm_queries(index.model, limits):
+            for query in _warm_queries(index.model, limits, searcher.info.levels[-1].dim):
                 for searched in searcher.info.rows:
                     for plan in ("cascade", "funnel"):
                         options = SearchOptions(index=name, modality=searched, plan=plan)
@@ -172,11 +191,13 @@ def warm(catalogue: Catalogue, limits: Limits) -> None:
                         find(query, options, setting, None)
 
 
-def _warm_queries(model: ServedModel, limits: Limits) -> Iterator[Query]:
+def _warm_queries(model: QueryModel, limits: Limits, dim: int) -> Iterator[Query]:
     if "text" in model.encoders:
         yield text_query(WARM_TEXT, limits)
     if "image" in model.encoders:
         yield ImageQuery(_white_png())
+    if not model.encoders:
+        yield VectorQuery((1.0,) * dim)
 
 
 def _white_png() -> bytes:

@@ -38,12 +38,50 @@ class Versions(Protocol):
         """The versions of an index, oldest first."""
 
 
+class QueryModel(Protocol):
+    """What queries of an index go through."""
+
+    @property
+    def name(self) -> str:
+        """The model's name, which answers carry."""
+
+    @property
+    def gallery_space(self) -> str:
+        """The space that its queries lie in."""
+
+    @property
+    def query_encoder(self) -> str:
+        """Hash of what makes its queries: answers of two models are never taken for each other."""
+
+    @property
+    def encoders(self) -> Mapping[Modality, Encoder[Any]]:
+        """Its towers by what they encode."""
+
+    def encoder(self, modality: Modality, param: str) -> Encoder[Any]:
+        """The tower of a modality. Raises InputError where there is none."""
+
+
 @dataclass(frozen=True, slots=True)
 class ServedModel:
     """An artifact with its towers, ready to run."""
 
     manifest: ArtifactManifest
     encoders: Mapping[Modality, Encoder[Any]]
+
+    @property
+    def name(self) -> str:
+        """The artifact's name."""
+        return self.manifest.name
+
+    @property
+    def gallery_space(self) -> str:
+        """The space that it aims at."""
+        return self.manifest.gallery_space
+
+    @property
+    def query_encoder(self) -> str:
+        """Hash of its exits and precision."""
+        return self.manifest.query_encoder
 
     def encoder(self, modality: Modality, param: str) -> Encoder[Any]:
         """The tower of a modality. Raises InputError where the model has none."""
@@ -54,12 +92,34 @@ class ServedModel:
 
 
 @dataclass(frozen=True, slots=True)
+class NoModel:
+    """What an index of imported vectors is queried with: vectors and items, and no encoder."""
+
+    name: str
+    gallery_space: str
+    query_encoder: str
+
+    @property
+    def encoders(self) -> Mapping[Modality, Encoder[Any]]:
+        """None."""
+        return {}
+
+    def encoder(self, modality: Modality, param: str) -> Encoder[Any]:
+        """Raises InputError, saying what can be asked instead."""
+        message = (
+            f"this index holds imported vectors and has no {modality} encoder: ask by vector or by "
+            "item, or serve it with an artifact that aims at its gallery_space"
+        )
+        raise InputError("no_encoder", message, param=param)
+
+
+@dataclass(frozen=True, slots=True)
 class ServedIndex:
     """One index, the model that queries it, and the folder its pictures lie in."""
 
     name: str
     live: Live
-    model: ServedModel
+    model: QueryModel
     picture_root: Path | None = None
 
 

@@ -134,11 +134,11 @@ def ids_of(column: Any | None, first: int, count: int) -> tuple[Any, dict[int, s
         raise CorpusError("column of ids", f"is {column.type}; text or numbers are needed")
     ids = one_chunk(pc.utf8_trim_whitespace(column.cast(pa.string())))
     ids = pc.if_else(pc.equal(ids, ""), pa.scalar(None, pa.string()), ids)
-    reasons = {i: "no id" for i in _places(pc.is_null(ids))}
+    reasons = dict.fromkeys(_places(pc.is_null(ids)), "no id")
     long = pc.fill_null(pc.greater(pc.utf8_length(ids), MAX_ID_CHARS), False)
-    reasons |= {i: f"an id of more than {MAX_ID_CHARS} characters" for i in _places(long)}
+    reasons |= dict.fromkeys(_places(long), f"an id of more than {MAX_ID_CHARS} characters")
     control = pc.fill_null(pc.match_substring_regex(ids, r"\p{Cc}"), False)
-    reasons |= {i: "its id holds control characters" for i in _places(control)}
+    reasons |= dict.fromkeys(_places(control), "its id holds control characters")
     return ids, reasons
 
 

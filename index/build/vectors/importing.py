@@ -352,9 +352,7 @@ def _drop_useless_graphs(draft: _Draft, settings: ImportSettings) -> None:
     draft.widths = [record for record in draft.widths if record.family == "scan"]
 
 
-def gallery_space(
-    rotation: Rotation, dims: Sequence[int], model: str | None
-) -> str:
+def gallery_space(rotation: Rotation, dims: Sequence[int], model: str | None) -> str:
     """Hash of the space that rotated vectors lie in: whoever aims at it names the same parts."""
     turned = "none" if rotation.matrix is None else sha256(rotation.matrix.tobytes()).hexdigest()
     return fingerprint(

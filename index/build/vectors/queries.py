@@ -1,7 +1,7 @@
 """Queries that are vectors: every level's query is known at once, and no encoder runs.
 
-    model = OwnVectors.of(snapshot)        # where a model is asked for, and there is none
-    queries = read_queries(Path("queries.npy"), snapshot.rotation, snapshot.manifest.specs)
+model = OwnVectors.of(snapshot)        # where a model is asked for, and there is none
+queries = read_queries(Path("queries.npy"), snapshot.rotation, snapshot.manifest.specs)
 """
 
 from __future__ import annotations
@@ -39,9 +39,7 @@ class OwnVectors(Model):
     def of(manifest: SnapshotManifest) -> OwnVectors:
         """What the queries of an imported version are."""
         space, queried_by = manifest.gallery_space, manifest.query_encoder
-        return OwnVectors(
-            manifest.model, Path(), None, None, manifest.specs, space, queried_by
-        )
+        return OwnVectors(manifest.model, Path(), None, None, manifest.specs, space, queried_by)
 
     @property
     def levels(self) -> tuple[LevelSpec, ...]:
@@ -95,6 +93,20 @@ def read_queries(
     # Equals must be in one half: what widths are chosen on must not be what they are tried on.
     codes = np.unique(finest, axis=0, return_inverse=True)[1].astype(np.int64)
     return vector_queries(finest, specs, codes.reshape(-1), from_corpus=False)
+
+
+def one_vector(path: Path, dim: int) -> np.ndarray:
+    """(1, dim): the only vector of a .npy file, (dim,) or (1, dim). Raises BuildError."""
+    try:
+        found = np.load(path, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise BuildError(f"{path}: not a readable .npy file: {error}") from error
+    if not isinstance(found, np.ndarray) or found.size != dim or found.shape[-1:] != (dim,):
+        shape = getattr(found, "shape", "an archive")
+        raise BuildError(f"{path}: one vector of {dim} numbers is needed, got {shape}")
+    if found.dtype.kind != "f":
+        raise BuildError(f"{path}: holds {found.dtype}; floats are needed")
+    return found.reshape(1, dim)
 
 
 def own_space(vectors: np.ndarray, rotation: FloatArray | None, place: str) -> FloatArray:
