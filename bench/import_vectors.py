@@ -1,6 +1,6 @@
 """How long `hivlp import-vectors` takes, in how much memory, and what the index then finds.
 
-    python -m bench.import_vectors --rows 5000000 --folder /tmp/vectors --keep
+    python bench/import_vectors.py --rows 5000000 --folder /tmp/vectors --keep
 
 Vectors are synthetic, fp16: clustered, with a falling spectrum and a common mean as embeddings have
 them, beside a table of ids and four columns. Prints seconds on the clock and of the processor by
@@ -25,9 +25,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from hivlp.index.build.directions import Direction
 from hivlp.index.build.vectors.importing import ImportReport, ImportSettings, import_vectors
 from hivlp.index.build.vectors.npy import NpySource
 from hivlp.index.build.vectors.queries import own_space, vector_queries
+from hivlp.index.build.widths import exact_best, share_found
 from hivlp.index.build.wishes import Wishes
 from hivlp.index.cascade import PlanRequest
 from hivlp.index.local_searcher import LocalSearcher
@@ -117,7 +119,7 @@ def watched() -> Iterator[dict[str, int]]:
 
 
 def run(given: argparse.Namespace) -> dict[str, Any]:
-    """Import once; the figures."""
+    """Import once, print what it took, and search."""
     maker = make(given.folder, given.rows, given.dim)
     home = given.folder / "home"
     shutil.rmtree(home, ignore_errors=True)
@@ -127,6 +129,8 @@ def run(given: argparse.Namespace) -> dict[str, Any]:
     began, cpu = time.monotonic(), time.process_time()
     with watched() as most:
         report = import_vectors(source, SnapshotStore(home), "bench", settings)
+    manifest = report.manifest
+    assert manifest.imported is not None
     figures = {
         "rows": given.rows,
         "dim": given.dim,
@@ -135,48 +139,40 @@ def run(given: argparse.Namespace) -> dict[str, Any]:
         "phases": {n: [round(s, 1) for s in pair] for n, pair in report.phases.items()},
         "anonymous_mib": most["anonymous"] >> 20,
         "resident_mib": most["all"] >> 20,
+        "level1": manifest.sides["image"].level1,
+        "shares": manifest.imported.shares,
+        "notes": report.notes,
     }
-    return {**figures, **found(report, home, maker, given.queries)}
+    print(json.dumps(figures, indent=2), flush=True)
+    return found(report, home, maker, given.queries)
 
 
 def found(report: ImportReport, home: Path, maker: Maker, count: int) -> dict[str, Any]:
     """What the default plan finds of the best ten, and how fast."""
     maker.rng = np.random.default_rng(99)
-    with_snapshot = SnapshotStore(home).open("bench", hash_up_to_bytes=0)
-    searcher = LocalSearcher(with_snapshot)
-    finest = own_space(maker.vectors(count), with_snapshot.rotation, "queries")
-    specs = with_snapshot.manifest.specs
-    queries = vector_queries(finest, specs, np.arange(count), from_corpus=False)
-    answers: dict[str, Any] = {}
-    plans = {name: searcher.plan(PlanRequest("image", "image", K, name)) for name in PLANS}
-    for name, plan in plans.items():
-        answers[name] = [[], []]
+    snapshot = SnapshotStore(home).open("bench", hash_up_to_bytes=0)
+    searcher = LocalSearcher(snapshot)
+    finest = own_space(maker.vectors(count), snapshot.rotation, "queries")
+    specs, side = snapshot.manifest.specs, snapshot.sides["image"]
+    outputs = vector_queries(finest, specs, np.arange(count), from_corpus=False).outputs
+    direction = Direction("image", "image", outputs, side.rows, np.ones(count, np.bool_))
+    best = exact_best(direction, specs[-1].level, K)
+    figures: dict[str, Any] = {}
+    for name in ("funnel", "cascade"):
+        plan = searcher.plan(PlanRequest("image", "image", K, name))
+        times, shares = [], []
         for i in range(count):
-            one = {level: some[i : i + 1] for level, some in queries.outputs.items()}
+            one = {level: some[i : i + 1] for level, some in outputs.items()}
             began = time.perf_counter()
             hits = run_plan(searcher, "image", plan, one)[0]
-            answers[name][0].append(1e3 * (time.perf_counter() - began))
-            answers[name][1].append(hits.scores)
-    exact = answers.pop("exact")
-    figures: dict[str, Any] = {"exact_ms": round(median(exact[0]), 1)}
-    for name, (times, scores) in answers.items():
-        shares = [
-            np.count_nonzero(own >= best[-1] - 1e-6) / K
-            for own, best in zip(scores, exact[1], strict=True)
-        ]
+            times.append(1e3 * (time.perf_counter() - began))
+            shares.append(share_found(hits, best[i], np.empty(0, np.int64), K))
         figures[name] = {
-            "keeps": [stage.keep for stage in plans[name].stages],
+            "keeps": [stage.keep for stage in plan.stages],
             "ann_recall_10": round(float(np.mean(shares)), 4),
             "ms": round(median(times), 2),
         }
-    side = report.manifest.sides["image"]
-    figures["level1"] = side.level1
-    figures["shares"] = list(report.manifest.imported.shares) if report.manifest.imported else []
-    figures["notes"] = list(report.notes)
     return figures
-
-
-PLANS: tuple[Any, ...] = ("cascade", "funnel", "exact")
 
 
 def main() -> None:

@@ -197,26 +197,40 @@ def _widen(
     keeps: tuple[int, ...],
     target: float,
 ) -> tuple[tuple[int, ...], FloatArray]:
-    """Widen the first scan until lossy codes reach the target too, by running the plan."""
-    while True:
-        shares = _run(direction, plan, wanted, keeps)
-        enough = sure_recall(shares[~direction.held_out]) >= target
-        if enough or keeps[0] >= direction.size:
-            return keeps, shares
-        keeps = (min(direction.size, max(keeps[0] + 1, int(keeps[0] * WIDENING))), *keeps[1:])
+    """Widen the first scan until lossy codes reach the target too, by running the plan.
+
+    Only queries that it is chosen by and that miss something are run each time: what a narrower
+    scan finds a wider one finds too, but for few. Then all are, and what they find is what counts.
+    """
+    chosen_by = ~direction.held_out
+    shares = _run(direction, plan, wanted, keeps, np.arange(direction.count))
+    while not (enough := sure_recall(shares[chosen_by]) >= target) and keeps[0] < direction.size:
+        while not enough and keeps[0] < direction.size:
+            wider = max(keeps[0] + 1, int(keeps[0] * WIDENING))
+            keeps = (min(direction.size, wider), *keeps[1:])
+            behind = np.flatnonzero(chosen_by & (shares < 1))
+            shares[behind] = _run(direction, plan, wanted, keeps, behind)
+            enough = sure_recall(shares[chosen_by]) >= target
+        shares = _run(direction, plan, wanted, keeps, np.arange(direction.count))
+    return keeps, shares
 
 
 def _run(
-    direction: Direction, plan: Plan, wanted: Sequence[RowArray], keeps: tuple[int, ...]
+    direction: Direction,
+    plan: Plan,
+    wanted: Sequence[RowArray],
+    keeps: tuple[int, ...],
+    some: RowArray,
 ) -> FloatArray:
-    """The share that each query keeps up to the plan's last narrowing level: (n,) float32."""
+    """The share that `some` queries keep up to the plan's last narrowing level: (m,) float32."""
     assert direction.levels is not None
+    queries = {level: vectors[some] for level, vectors in direction.queries.items()}
     found: list[Candidates] | None = None
     for stage, keep in zip(plan.stages, keeps, strict=False):
-        query = stage_query(stage, direction.queries, direction.rows[stage.level].dim)
+        query = stage_query(stage, queries, direction.rows[stage.level].dim)
         found = run_stage(direction.levels, replace(stage, keep=keep), query, found)
     assert found is not None
-    pairs = zip(found, wanted, strict=True)
+    pairs = zip(found, (wanted[number] for number in some.tolist()), strict=True)
     return np.array([len(np.intersect1d(f.rows, w)) / len(w) for f, w in pairs], np.float32)
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -112,8 +113,8 @@ class Stream:
                 RowWriter(folder, self._modality, dims, rows_type, self._source.count)
             )
             items = stack.enter_context(ItemWriter(folder, self._fields.schema, self._modality))
-            for batch in self._source.batches():
-                self._take(batch, rows, items, failures)
+            for batch, units in _ahead(self._source):
+                self._take(batch, units, rows, items, failures)
                 step(len(batch.vectors))
             if not items.count:
                 raise BuildError(
@@ -132,13 +133,19 @@ class Stream:
         row_items = np.arange(items.count, dtype=np.int64)
         np.save(folder / layout.row_items_file(self._modality), row_items, allow_pickle=False)
 
-    def _take(self, batch: RawBatch, rows: RowWriter, items: ItemWriter, failures: Any) -> None:
+    def _take(
+        self,
+        batch: RawBatch,
+        units: Units,
+        rows: RowWriter,
+        items: ItemWriter,
+        failures: Any,
+    ) -> None:
         """One part: what is wrong with it is listed, the rest written."""
         count = len(batch.vectors)
         fields, table = self._fields, batch.table
         ids, reasons = ids_of(_column(table, fields.id), self._read, count)
         self._read += count
-        units = unit_rows(batch.vectors)
         bad = np.flatnonzero(~units.good).tolist()
         reasons |= {row: batch.reasons.get(row) or units.reason(row) for row in bad}
         for row in sorted(reasons):
@@ -174,6 +181,21 @@ class Stream:
         numbers: RowArray = np.arange(batch.first, batch.first + count)
         marks = [f"{batch.file.name}{ROW_MARK}{number}" for number in numbers.tolist()]
         return pa.array(marks, pa.string())
+
+
+def _ahead(source: VectorSource) -> Iterator[tuple[RawBatch, Units]]:
+    """Parts of a source, normalised: one is read and made while the one before is used."""
+    batches = source.batches()
+
+    def take() -> tuple[RawBatch, Units] | None:
+        batch = next(batches, None)
+        return None if batch is None else (batch, unit_rows(batch.vectors))
+
+    with ThreadPoolExecutor(1, thread_name_prefix="hivlp-read") as pool:
+        waiting = pool.submit(take)
+        while (found := waiting.result()) is not None:
+            waiting = pool.submit(take)
+            yield found
 
 
 def _column(table: Any, name: str | None) -> Any | None:
