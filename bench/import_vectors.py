@@ -26,7 +26,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from hivlp.index.build.directions import Direction
-from hivlp.index.build.vectors.importing import ImportReport, ImportSettings, import_vectors
+from hivlp.index.build.vectors.importing import ImportSettings, import_vectors
 from hivlp.index.build.vectors.npy import NpySource
 from hivlp.index.build.vectors.queries import own_space, vector_queries
 from hivlp.index.build.widths import exact_best, share_found
@@ -144,10 +144,10 @@ def run(given: argparse.Namespace) -> dict[str, Any]:
         "notes": report.notes,
     }
     print(json.dumps(figures, indent=2), flush=True)
-    return found(report, home, maker, given.queries)
+    return found(home, maker, given.queries)
 
 
-def found(report: ImportReport, home: Path, maker: Maker, count: int) -> dict[str, Any]:
+def found(home: Path, maker: Maker, count: int) -> dict[str, Any]:
     """What the default plan finds of the best ten, and how fast."""
     maker.rng = np.random.default_rng(99)
     snapshot = SnapshotStore(home).open("bench", hash_up_to_bytes=0)

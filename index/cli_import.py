@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hivlp.index.arguments import DONE, USAGE, parse, parser_of, positive, share, store_of
 from hivlp.index.cli import add_choice, wishes_of
@@ -15,6 +15,7 @@ from hivlp.models.runtime.threads import available_threads
 if TYPE_CHECKING:
     from hivlp.index.build.vectors.importing import ImportReport
     from hivlp.index.build.vectors.source import VectorSource
+    from hivlp.index.snapshot.manifest import Metric
     from hivlp.index.snapshot.store import SnapshotStore
 
 
@@ -111,6 +112,7 @@ def _contradiction(given: argparse.Namespace) -> str | None:
 def _import(given: argparse.Namespace) -> int:
     from hivlp.index.build.explain import table
     from hivlp.index.build.vectors import importing
+    from hivlp.index.build.vectors.qdrant import QdrantSource
 
     store = store_of(given)
     source, metric = _source(given, store)
@@ -131,6 +133,8 @@ def _import(given: argparse.Namespace) -> int:
         activate=not given.no_activate,
     )
     report = importing.import_vectors(source, store, given.index, settings)
+    if isinstance(source, QdrantSource):
+        source.discard()
     _print(report)
     if given.explain:
         manifest = report.manifest
@@ -139,13 +143,14 @@ def _import(given: argparse.Namespace) -> int:
     return DONE
 
 
-def _source(given: argparse.Namespace, store: SnapshotStore) -> tuple[VectorSource, Any]:
+def _source(given: argparse.Namespace, store: SnapshotStore) -> tuple[VectorSource, Metric]:
     """What is read, and what it was ranked by."""
     if given.qdrant is not None:
-        from hivlp.index.build.vectors.qdrant import connect, download
+        from hivlp.index.build.vectors import qdrant
 
-        client = connect(given.qdrant)
-        spooled = download(client, given.qdrant, given.collection, given.vector_name, store.home)
+        client = qdrant.connect(given.qdrant)
+        name, vector = given.collection, given.vector_name
+        spooled = qdrant.download(client, given.qdrant, name, vector, store.home)
         return spooled, spooled.metric
     if given.parquet is not None:
         from hivlp.index.build.vectors.parquet import ParquetSource

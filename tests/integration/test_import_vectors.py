@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import faiss
 import httpx
 import numpy as np
 import pyarrow as pa
@@ -425,6 +426,18 @@ def test_the_command_searches_verifies_and_calibrates_with_vectors(
     assert (after.artifact, after.query_encoder) == ("", before.query_encoder)
     assert main(["calibrate", "--sample", "150"]) == 0
     assert {r.queries for r in SnapshotStore(home).manifest("default").widths} == {150}
+
+
+def test_exported_files_find_with_faiss_and_the_rotation_alone(
+    home: Path, tmp_path: Path, vectors: FloatArray
+) -> None:
+    assert main(["snapshots", "export", "--to", str(tmp_path / "out")]) == 0
+    index = faiss.read_index(str(tmp_path / "out/image-level3.faiss"))
+    turned = normalise(vectors[40:41]) @ np.load(tmp_path / "out/rotation.npy")
+    scores, rows = index.search(turned, 1)
+    ids = json.loads((tmp_path / "out/image-ids.json").read_text())
+    assert ids[int(rows[0, 0])] == "thing-40"
+    assert scores[0, 0] == pytest.approx(1, abs=1e-5)
 
 
 def test_the_command_says_what_to_do_where_a_model_would_be_needed(
