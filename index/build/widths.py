@@ -57,10 +57,15 @@ def sweep(
         return []
     truth = exact_rows(direction, levels[-1].level, min(max(KS), direction.size), best)
     records = []
+    asked, first = np.empty(0, np.float32), []
     for name in PLANS:
         request = PlanRequest(direction.searched, direction.query, need=1, name=name)
         plan = make_plan(request, levels, {}, direction.size, gallery=gallery)
-        first = first_ranks(direction, plan, truth)
+        own = stage_query(
+            plan.stages[0], direction.queries, direction.rows[plan.stages[0].level].dim
+        )
+        if not np.array_equal(own, asked):  # vectors' first query is the same in either plan
+            asked, first = own, first_ranks(direction, plan, truth)
         keeps: tuple[int, ...] = (1,) * (len(plan.stages) - 1)
         for k in KS:
             wanted = [t[:k] for t in truth]
@@ -199,20 +204,23 @@ def _widen(
 ) -> tuple[tuple[int, ...], FloatArray]:
     """Widen the first scan until lossy codes reach the target too, by running the plan.
 
-    Only queries that it is chosen by and that miss something are run each time: what a narrower
-    scan finds a wider one finds too, but for few. Then all are, and what they find is what counts.
+    While it widens, only queries that it is chosen by and that miss something are run: what a
+    narrower scan finds a wider one finds too, but for little. What is returned was run as it is.
     """
-    chosen_by = ~direction.held_out
-    shares = _run(direction, plan, wanted, keeps, np.arange(direction.count))
-    while not (enough := sure_recall(shares[chosen_by]) >= target) and keeps[0] < direction.size:
-        while not enough and keeps[0] < direction.size:
-            wider = max(keeps[0] + 1, int(keeps[0] * WIDENING))
-            keeps = (min(direction.size, wider), *keeps[1:])
-            behind = np.flatnonzero(chosen_by & (shares < 1))
-            shares[behind] = _run(direction, plan, wanted, keeps, behind)
-            enough = sure_recall(shares[chosen_by]) >= target
-        shares = _run(direction, plan, wanted, keeps, np.arange(direction.count))
-    return keeps, shares
+    half = behind = np.flatnonzero(~direction.held_out)
+    shares, tried = np.zeros(direction.count, np.float32), np.zeros(direction.count, np.int64)
+    while True:
+        shares[behind] = _run(direction, plan, wanted, keeps, behind)
+        tried[behind] = keeps[0]
+        whole = keeps[0] >= direction.size
+        if whole or sure_recall(shares[half]) >= target:
+            others = np.flatnonzero(tried != keeps[0])
+            shares[others] = _run(direction, plan, wanted, keeps, others)
+            if whole or sure_recall(shares[half]) >= target:
+                return keeps, shares
+        wider = max(keeps[0] + 1, int(keeps[0] * WIDENING))
+        keeps = (min(direction.size, wider), *keeps[1:])
+        behind = half[shares[half] < 1]
 
 
 def _run(
