@@ -26,9 +26,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from hivlp.index.build.directions import Direction
-from hivlp.index.build.vectors.importing import ImportSettings, import_vectors
+from hivlp.index.build.vectors.importing import import_vectors
 from hivlp.index.build.vectors.npy import NpySource
 from hivlp.index.build.vectors.queries import own_space, vector_queries
+from hivlp.index.build.vectors.record import ImportSettings
 from hivlp.index.build.widths import exact_best, share_found
 from hivlp.index.build.wishes import Wishes
 from hivlp.index.cascade import PlanRequest
@@ -136,7 +137,9 @@ def run(given: argparse.Namespace) -> dict[str, Any]:
         "dim": given.dim,
         "seconds": round(time.monotonic() - began, 1),
         "cpu_seconds": round(time.process_time() - cpu, 1),
-        "phases": {n: [round(s, 1) for s in pair] for n, pair in report.phases.items()},
+        "phases (clock, processor)": {
+            name: [round(seconds, 1) for seconds in pair] for name, pair in report.phases.items()
+        },
         "anonymous_mib": most["anonymous"] >> 20,
         "resident_mib": most["all"] >> 20,
         "level1": manifest.sides["image"].level1,

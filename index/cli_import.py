@@ -111,12 +111,13 @@ def _contradiction(given: argparse.Namespace) -> str | None:
 
 def _import(given: argparse.Namespace) -> int:
     from hivlp.index.build.explain import table
-    from hivlp.index.build.vectors import importing
+    from hivlp.index.build.vectors.importing import import_vectors as publish
     from hivlp.index.build.vectors.qdrant import QdrantSource
+    from hivlp.index.build.vectors.record import ImportSettings
 
     store = store_of(given)
     source, metric = _source(given, store)
-    settings = importing.ImportSettings(
+    settings = ImportSettings(
         modality=given.modality,
         dims=given.dims,
         rotate=not given.no_rotate,
@@ -132,7 +133,7 @@ def _import(given: argparse.Namespace) -> int:
         pictures=given.pictures,
         activate=not given.no_activate,
     )
-    report = importing.import_vectors(source, store, given.index, settings)
+    report = publish(source, store, given.index, settings)
     if isinstance(source, QdrantSource):
         source.discard()
     _print(report)

@@ -13,9 +13,10 @@ from qdrant_client import QdrantClient, models
 from qdrant_client.http.exceptions import ResponseHandlingException
 
 from hivlp.index.build.vectors import qdrant
-from hivlp.index.build.vectors.importing import ImportSettings, import_vectors
+from hivlp.index.build.vectors.importing import import_vectors
 from hivlp.index.build.vectors.qdrant import QdrantSource, download
 from hivlp.index.build.vectors.queries import own_space
+from hivlp.index.build.vectors.record import ImportSettings
 from hivlp.index.errors import BuildError, CorpusError
 from hivlp.index.local_searcher import LocalSearcher
 from hivlp.index.snapshot.store import SnapshotStore

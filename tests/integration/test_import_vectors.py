@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,16 +18,18 @@ import pytest
 
 from hivlp.index.backends.exact import best_rows
 from hivlp.index.build.vectors import source as source_module
-from hivlp.index.build.vectors.importing import ImportReport, ImportSettings, import_vectors
+from hivlp.index.build.vectors.importing import ImportReport, import_vectors
 from hivlp.index.build.vectors.npy import NpySource
 from hivlp.index.build.vectors.parquet import ParquetSource
 from hivlp.index.build.vectors.queries import own_space
+from hivlp.index.build.vectors.record import ImportSettings
 from hivlp.index.build.wishes import Wishes
 from hivlp.index.cascade import PlanRequest
-from hivlp.index.errors import BuildError, CorpusError
+from hivlp.index.errors import BuildError, CorpusError, SnapshotCorrupt
 from hivlp.index.local_searcher import LocalSearcher
 from hivlp.index.plans import run_plan
 from hivlp.index.snapshot.catalogue import id_hash
+from hivlp.index.snapshot.manifest import write_manifest
 from hivlp.index.snapshot.store import SnapshotStore
 from hivlp.models.levels import FloatArray, nested_prefix, normalise
 from hivlp.service.app import create_app
@@ -243,6 +246,87 @@ def _few(count: int) -> Any:
     return np.arange(count, dtype=np.uint64) % np.uint64(3)
 
 
+def test_what_would_fail_at_the_end_fails_at_the_beginning(
+    tmp_path: Path, vectors: FloatArray
+) -> None:
+    source = write(tmp_path / "given", vectors[:100], table_of(100))
+    store = SnapshotStore(tmp_path / "home")
+    np.save(tmp_path / "few.npy", vectors[:19])
+    np.save(tmp_path / "other.npy", vectors[:30, :5])
+    np.save(tmp_path / "zero.npy", np.zeros((30, DIM), np.float32))
+    for settings, words in (
+        (replace(QUIET, queries=tmp_path / "few.npy"), "19 queries, at least 20 are needed"),
+        (replace(QUIET, queries=tmp_path / "other.npy"), f"of 5 numbers; {DIM} are needed"),
+        (replace(QUIET, queries=tmp_path / "none.npy"), "no such file|unreadable|not a readable"),
+        (replace(QUIET, queries=tmp_path / "zero.npy"), "row 0 is a vector of zeros"),
+        (replace(QUIET, pictures=tmp_path / "nowhere"), "no such folder"),
+        (replace(QUIET, dims=(DIM + 1,)), f"from 1 to {DIM}"),
+    ):
+        with pytest.raises(BuildError, match=words):
+            import_vectors(source, store, "x", settings)
+    assert store.versions("x") == []
+
+
+def test_real_queries_are_what_widths_are_measured_with(
+    tmp_path: Path, vectors: FloatArray
+) -> None:
+    source = write(tmp_path / "given", vectors[:400], table_of(400))
+    np.save(tmp_path / "queries.npy", vectors_of("low-rank", 64, DIM, 9).astype(np.float16))
+    settings = replace(QUIET, queries=tmp_path / "queries.npy")
+    manifest = import_vectors(source, SnapshotStore(tmp_path / "home"), "x", settings).manifest
+    assert {record.queries for record in manifest.widths} == {64}
+
+
+def test_a_changed_rotation_is_a_corrupt_version(tmp_path: Path, vectors: FloatArray) -> None:
+    source = write(tmp_path / "given", vectors[:100], table_of(100))
+    store = SnapshotStore(tmp_path / "home")
+    report = import_vectors(source, store, "x", QUIET)
+    file = report.path / "rotation.npy"
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(SnapshotCorrupt, match=r"rotation\.npy: its sha256 differs"):
+        store.verify("x")
+    file.unlink()
+    with pytest.raises(SnapshotCorrupt, match=r"rotation\.npy: missing"):
+        store.open("x")
+
+
+def test_pictures_are_named_and_served_without_having_been_opened(
+    tmp_path: Path, vectors: FloatArray
+) -> None:
+    (tmp_path / "pictures").mkdir()
+    (tmp_path / "pictures" / "1.png").write_bytes(png(solid("red")))
+    names = [f"{i}.png" for i in range(60)]
+    names[2] = "../outside.png"
+    table = table_of(60).append_column("image", pa.array(names))
+    source = write(tmp_path / "given", vectors[:60], table)
+    settings = replace(QUIET, pictures=tmp_path / "pictures")
+    report = import_vectors(source, SnapshotStore(tmp_path / "home"), "default", settings)
+    assert any("1 pictures' paths lead out of" in note for note in report.notes)
+    with serving(create_app(Settings(home=tmp_path / "home"))) as client:
+        assert client.get("/items/thing-1/image").headers["content-type"] == "image/png"
+        assert client.get("/items/thing-1").json()["image"] is not None
+        assert client.get("/items/thing-2/image").status_code == 404
+
+
+def test_a_picture_inside_an_imported_table_is_found_there(
+    tmp_path: Path, vectors: FloatArray
+) -> None:
+    table = pa.table(
+        {
+            "id": [f"thing-{i}" for i in range(60)],
+            "image": [{"bytes": png(solid("red")), "path": None}] * 60,
+            "embedding": pa.array(list(vectors[:60])),
+        }
+    )
+    pq.write_table(table, tmp_path / "v.parquet")
+    source = ParquetSource(tmp_path / "v.parquet")
+    import_vectors(source, SnapshotStore(tmp_path / "home"), "default", QUIET)
+    with serving(create_app(Settings(home=tmp_path / "home"))) as client:
+        assert client.get("/items/thing-59/image").headers["content-type"] == "image/png"
+
+
 @pytest.mark.parametrize("metric", ["dot", "euclid", "manhattan"])
 def test_lengths_that_count_elsewhere_are_refused_unless_cosine_is_wanted(
     tmp_path: Path, vectors: FloatArray, metric: Any
@@ -379,10 +463,6 @@ def test_an_artifact_that_aims_at_the_space_answers_words(tmp_path: Path) -> Non
 
 def _aim_at(store: SnapshotStore, space: str) -> None:
     """Publish the index again as one of the space that a model aims at."""
-    import shutil
-
-    from hivlp.index.snapshot.manifest import write_manifest
-
     old = store.manifest("default")
     with store.stage("default") as staging:
         shutil.copytree(store.path("default", old.version), staging.path, dirs_exist_ok=True)

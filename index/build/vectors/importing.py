@@ -1,6 +1,6 @@
 """From vectors of one's own to a published version: rotate, write, choose, gate, measure, publish.
 
-    report = import_vectors(NpySource(path), SnapshotStore(home), "default")
+    report = import_vectors(NpySource(path), SnapshotStore(home), "default", ImportSettings())
 
 No model takes part. Every level's query is cut from the same vector, so all of them are known at
 once: widths are measured with vectors, by default some of the rows, each without itself.
@@ -11,9 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from hashlib import sha256
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,67 +26,24 @@ from hivlp.index.build.directions import Direction
 from hivlp.index.build.measure import StagedSide, shortfalls
 from hivlp.index.build.queries import QuerySet
 from hivlp.index.build.served import useless_graph, without_graph
-from hivlp.index.build.vectors.queries import read_queries, vector_queries
+from hivlp.index.build.vectors.queries import check_queries, read_queries, vector_queries
+from hivlp.index.build.vectors.record import Draft, ImportSettings, manifest_of
 from hivlp.index.build.vectors.rotation import SAMPLED, Rotation, fit_rotation, level_dims
-from hivlp.index.build.vectors.source import VectorSource, part_rows
+from hivlp.index.build.vectors.source import VectorSource
 from hivlp.index.build.vectors.stream import Lengths, Stream, Streamed
 from hivlp.index.build.widths import KS, exact_best, sweep
-from hivlp.index.build.wishes import Wishes
 from hivlp.index.errors import BuildError
-from hivlp.index.level_index import RowsType
 from hivlp.index.snapshot import layout
 from hivlp.index.snapshot.catalogue import open_table
-from hivlp.index.snapshot.manifest import (
-    BuildRecord,
-    CorpusRecord,
-    ImportRecord,
-    LevelRecord,
-    Metric,
-    OptionRecord,
-    SideRecord,
-    SnapshotManifest,
-    WidthRecord,
-    write_manifest,
-)
+from hivlp.index.snapshot.manifest import SnapshotManifest, write_manifest
 from hivlp.index.snapshot.store import SnapshotStore, Staging, check_index_name
-from hivlp.models.artifact import file_record, fingerprint
-from hivlp.models.levels import LevelSpec, Modality
+from hivlp.models.levels import LevelSpec
 from hivlp.models.runtime.progress import Progress
 
 SEED = 20_240_229
 SAMPLED_ROWS = 5e8
 """Rows times queries that widths are measured on, about."""
 LEAST_SAMPLE = 100
-MODEL = "vectors"
-"""The model's name where none is given for what made the vectors."""
-
-
-@dataclass(frozen=True, slots=True)
-class ImportSettings:
-    """How to import. `dims` are those of the coarse levels (None: by the vectors' own).
-
-    `rotate` False: the vectors nest already, as Matryoshka embeddings do. `metric` is what they
-    were ranked by; one that minds lengths is refused for vectors of different lengths, unless
-    `as_cosine`. `queries` is a .npy file of real queries, in the vectors' own space; `model` names
-    what made them. The rest is as in `BuildSettings`.
-    """
-
-    modality: Modality = "image"
-    dims: tuple[int, ...] | None = None
-    rotate: bool = True
-    metric: Metric = "cosine"
-    as_cosine: bool = False
-    max_failures: float = 0.05
-    queries: Path | None = None
-    sample: int = 500
-    target: float = 0.99
-    rows_type: RowsType = "fp32"
-    wishes: Wishes = field(default_factory=Wishes)
-    build_threads: int = 1
-    model: str | None = None
-    pictures: Path | None = None
-    activate: bool = True
-    quiet: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,29 +56,6 @@ class ImportReport:
     failures_file: Path
     notes: tuple[str, ...]
     phases: dict[str, tuple[float, float]]
-
-
-@dataclass(slots=True)
-class _Draft:
-    """A version while it is made."""
-
-    staging: Staging
-    source: VectorSource
-    rotation: Rotation
-    specs: tuple[LevelSpec, ...]
-    streamed: Streamed
-    built: BuiltSide
-    queries: QuerySet
-    options: tuple[OptionRecord, ...] = ()
-    graphs: tuple[int, ...] = ()
-    widths: list[WidthRecord] = field(default_factory=list)
-    tried: float = 0.0
-    notes: list[str] = field(default_factory=list)
-
-    @property
-    def taken(self) -> OptionRecord:
-        """The family and codes that were chosen."""
-        return next(option for option in self.options if option.chosen)
 
 
 class Phases(dict[str, tuple[float, float]]):
@@ -156,7 +88,7 @@ def import_vectors(
     source: VectorSource,
     store: SnapshotStore,
     name: str,
-    settings: ImportSettings = ImportSettings(),
+    settings: ImportSettings,
 ) -> ImportReport:
     """Import, publish and (unless told otherwise) activate a version of index `name`.
 
@@ -175,6 +107,7 @@ def _import(
     version_of_faiss = faiss_version()  # before anything long, not after
     failures_file = store.home / "cache" / "builds" / f"{name}.failures.jsonl"
     dims = level_dims(settings.dims, source.dim)
+    _check_given(settings, source)
     phases = Phases()
     with phases("fit rotation"):
         rotation = fit_rotation(source.sample(SAMPLED), rotate=settings.rotate)
@@ -193,12 +126,20 @@ def _import(
         with phases("measure widths"):
             _measure(draft, side, settings)
         with phases("publish"):
-            write_manifest(staging.path, _manifest(draft, settings, version_of_faiss))
+            write_manifest(staging.path, manifest_of(draft, settings, version_of_faiss))
             del side
             path = store.publish(staging, activate=settings.activate)
     manifest = store.manifest(name, staging.version)
     notes = tuple(draft.notes)
     return ImportReport(manifest, path, streamed.failures, failures_file, notes, dict(phases))
+
+
+def _check_given(settings: ImportSettings, source: VectorSource) -> None:
+    """Raises BuildError for queries and folders that would fail the import at its end."""
+    if settings.queries is not None:
+        check_queries(settings.queries, source.dim)
+    if settings.pictures is not None and not settings.pictures.is_dir():
+        raise BuildError(f"--pictures {settings.pictures}: no such folder")
 
 
 def _stream(
@@ -237,11 +178,11 @@ def _draft(
     specs: tuple[LevelSpec, ...],
     streamed: Streamed,
     settings: ImportSettings,
-) -> _Draft:
+) -> Draft:
     row_items = np.arange(streamed.count, dtype=np.int64)
     built = BuiltSide(settings.modality, streamed.rows, row_items, ())
     queries = _queries(built, rotation, specs, settings)
-    draft = _Draft(staging, source, rotation, specs, streamed, built, queries)
+    draft = Draft(staging, source, rotation, specs, streamed, built, queries)
     if streamed.lost_pictures:
         root = settings.pictures or source.root
         draft.notes.append(
@@ -266,7 +207,7 @@ def _queries(
     return vector_queries(finest[first], specs, ordinals, from_corpus=True)
 
 
-def _choose(draft: _Draft, settings: ImportSettings) -> None:
+def _choose(draft: Draft, settings: ImportSettings) -> None:
     means = Means(settings.build_threads)
     draft.options = choose(
         draft.built, draft.queries, draft.specs, "nested", settings.wishes, settings.target, means
@@ -278,7 +219,7 @@ def _choose(draft: _Draft, settings: ImportSettings) -> None:
     ]
 
 
-def _write_levels(draft: _Draft, settings: ImportSettings) -> None:
+def _write_levels(draft: Draft, settings: ImportSettings) -> None:
     """Level 1's codes, and graphs where that family was chosen."""
     folder, built, taken = draft.staging.path, draft.built, draft.taken
     write_faiss(folder, built, (1,), taken.level1, taken.maskable)
@@ -288,7 +229,7 @@ def _write_levels(draft: _Draft, settings: ImportSettings) -> None:
             draft.graphs = write_graphs(folder, built, settings.build_threads, progress.step)
 
 
-def _gate(draft: _Draft, settings: ImportSettings) -> StagedSide:
+def _gate(draft: Draft, settings: ImportSettings) -> StagedSide:
     """Check what was written; returns the side, opened. Raises BuildError."""
     folder, built, side = draft.staging.path, draft.built, settings.modality
     ids = _Ids(open_table(folder / layout.ITEMS).column(0))
@@ -310,7 +251,7 @@ def _gate(draft: _Draft, settings: ImportSettings) -> StagedSide:
     return opened
 
 
-def _measure(draft: _Draft, side: StagedSide, settings: ImportSettings) -> None:
+def _measure(draft: Draft, side: StagedSide, settings: ImportSettings) -> None:
     """Widths of the scan, and beams; graphs that gain nothing are dropped, unless asked for."""
     modality, queries = settings.modality, draft.queries
     direction = Direction(
@@ -335,7 +276,7 @@ def _measure(draft: _Draft, side: StagedSide, settings: ImportSettings) -> None:
     draft.notes += shortfalls(draft.widths)
 
 
-def _drop_useless_graphs(draft: _Draft, settings: ImportSettings) -> None:
+def _drop_useless_graphs(draft: Draft, settings: ImportSettings) -> None:
     reason = None
     if draft.graphs:
         reason = useless_graph(draft.widths, settings.modality, draft.built.size)
@@ -350,90 +291,3 @@ def _drop_useless_graphs(draft: _Draft, settings: ImportSettings) -> None:
     draft.graphs = ()
     draft.options = without_graph(draft.options, reason)
     draft.widths = [record for record in draft.widths if record.family == "scan"]
-
-
-def gallery_space(rotation: Rotation, dims: Sequence[int], model: str | None) -> str:
-    """Hash of the space that rotated vectors lie in: whoever aims at it names the same parts."""
-    turned = "none" if rotation.matrix is None else sha256(rotation.matrix.tobytes()).hexdigest()
-    return fingerprint(
-        {
-            "kind": "imported vectors",
-            "rotation": turned,
-            "dims": " ".join(map(str, dims)),
-            "normalisation": "l2",
-            "model": model or "",
-        }
-    )
-
-
-def _manifest(draft: _Draft, settings: ImportSettings, version_of_faiss: str) -> SnapshotManifest:
-    folder, source, dims = draft.staging.path, draft.source, [s.dim for s in draft.specs]
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
-    space = gallery_space(draft.rotation, dims, settings.model)
-    size = draft.built.size
-    return SnapshotManifest(
-        index=draft.staging.index,
-        version=draft.staging.version,
-        created_at=datetime.now(UTC).isoformat(timespec="seconds"),
-        items=size,
-        sides={settings.modality: _side_record(draft, settings)},
-        levels=tuple(
-            LevelRecord(level=s.level, exit_layer=s.exit_layer, dim=s.dim) for s in draft.specs
-        ),
-        gallery="nested",
-        gallery_space=space,
-        query_encoder=fingerprint({"queries": "vectors", "gallery_space": space}),
-        model=settings.model or MODEL,
-        artifact="",
-        faiss_version=version_of_faiss,
-        corpus=CorpusRecord(
-            kind=f"vectors-{source.kind}",
-            root=str((settings.pictures or source.root).resolve()),
-            source=source.source,
-            failures=draft.streamed.failures,
-        ),
-        build=_build_record(source, settings),
-        options={settings.modality: draft.options},
-        imported=ImportRecord(
-            source=source.kind,
-            dim=source.dim,
-            metric=settings.metric,
-            rotated=draft.rotation.matrix is not None,
-            fitted_on=draft.rotation.rows,
-            shares=draft.rotation.shares(dims),
-            lengths=draft.streamed.lengths,
-            model=settings.model,
-        ),
-        widths=tuple(draft.widths),
-        gate={
-            f"{settings.modality}_rows": float(size),
-            f"{settings.modality}_self_retrieval_rows": draft.tried,
-        },
-        files={path.relative_to(folder).as_posix(): file_record(path) for path in files},
-    )
-
-
-def _side_record(draft: _Draft, settings: ImportSettings) -> SideRecord:
-    taken = draft.taken
-    return SideRecord(
-        rows=draft.built.size,
-        max_rows_per_item=1,
-        faiss_levels=(1,),
-        family=taken.family,
-        level1=taken.level1,
-        rows_type=settings.rows_type,
-        graph_levels=draft.graphs,
-        maskable=taken.maskable,
-    )
-
-
-def _build_record(source: VectorSource, settings: ImportSettings) -> BuildRecord:
-    return BuildRecord(
-        batch_size=part_rows(source.dim),
-        max_failures=settings.max_failures,
-        materialise=False,
-        sample=settings.sample,
-        target=settings.target,
-        must=settings.wishes.must,
-        build_threads=settings.build_threads,
-    )

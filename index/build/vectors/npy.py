@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from hivlp.index.build.items import VECTOR_COLUMN
 from hivlp.index.build.vectors.source import (
     RawBatch,
     by_number,
@@ -96,7 +97,7 @@ class NpySource:
             raise CorpusError(self.source, "holds no vectors")
         self._pairs = _paired(arrays, _tables_of(vectors, metadata))
         tables = [table for _, table in self._pairs if table is not None]
-        self.schema = unified(tables) if tables else pa.schema([])
+        self.schema = unified(tables, VECTOR_COLUMN) if tables else pa.schema([])
 
     def sample(self, limit: int) -> FloatArray:
         """Blocks of neighbours, spread over every file by its size."""

@@ -77,15 +77,9 @@ def read_queries(
 
     A spread of the file where it has more. Raises BuildError.
     """
+    array = check_queries(path, specs[-1].dim)
+    rows = np.linspace(0, array.count - 1, min(limit, array.count)).astype(np.int64)
     try:
-        array = NpyFile.open(path)
-        if array.dim != specs[-1].dim:
-            reason = f"vectors of {array.dim} numbers; {specs[-1].dim} are needed"
-            raise BuildError(f"{path}: {reason}")
-        if array.count < LEAST_QUERIES:
-            reason = f"{array.count} queries, at least {LEAST_QUERIES} are needed"
-            raise BuildError(f"{path}: {reason}")
-        rows = np.linspace(0, array.count - 1, min(limit, array.count)).astype(np.int64)
         vectors = np.concatenate([array.read(row, 1) for row in rows.tolist()])
     except CorpusError as error:
         raise BuildError(str(error)) from error
@@ -93,6 +87,19 @@ def read_queries(
     # Equals must be in one half: what widths are chosen on must not be what they are tried on.
     codes = np.unique(finest, axis=0, return_inverse=True)[1].astype(np.int64)
     return vector_queries(finest, specs, codes.reshape(-1), from_corpus=False)
+
+
+def check_queries(path: Path, dim: int) -> NpyFile:
+    """A file of at least 20 vectors of `dim` numbers. Raises BuildError."""
+    try:
+        array = NpyFile.open(path)
+    except CorpusError as error:
+        raise BuildError(str(error)) from error
+    if array.dim != dim:
+        raise BuildError(f"{path}: vectors of {array.dim} numbers; {dim} are needed")
+    if array.count < LEAST_QUERIES:
+        raise BuildError(f"{path}: {array.count} queries, at least {LEAST_QUERIES} are needed")
+    return array
 
 
 def one_vector(path: Path, dim: int) -> np.ndarray:
