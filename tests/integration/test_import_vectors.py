@@ -327,7 +327,7 @@ def test_a_picture_inside_an_imported_table_is_found_there(
         assert client.get("/items/thing-59/image").headers["content-type"] == "image/png"
 
 
-@pytest.mark.parametrize("metric", ["dot", "euclid", "manhattan"])
+@pytest.mark.parametrize("metric", ["dot", "euclid"])
 def test_lengths_that_count_elsewhere_are_refused_unless_cosine_is_wanted(
     tmp_path: Path, vectors: FloatArray, metric: Any
 ) -> None:
@@ -341,6 +341,17 @@ def test_lengths_that_count_elsewhere_are_refused_unless_cosine_is_wanted(
     assert report.manifest.imported.metric == metric
     one_length = write(tmp_path / "same", 5 * normalise(vectors[:200]), table_of(200))
     assert import_vectors(one_length, store, "x", minded).manifest.items == 200
+
+
+def test_a_ranking_that_cosine_never_gives_is_refused_whatever_the_lengths(
+    tmp_path: Path, vectors: FloatArray
+) -> None:
+    source = write(tmp_path / "given", normalise(vectors[:200]), table_of(200))
+    store = SnapshotStore(tmp_path / "home")
+    minded = replace(QUIET, metric="manhattan")
+    with pytest.raises(BuildError, match=r"absolute differences.*--as-cosine"):
+        import_vectors(source, store, "x", minded)
+    assert import_vectors(source, store, "x", replace(minded, as_cosine=True)).failures == 0
 
 
 def test_both_families_and_half_precision_find_what_the_vectors_say(

@@ -45,7 +45,7 @@ def vectors_of(kind: str, count: int, dim: int, seed: int) -> FloatArray:
 )
 def test_every_inner_product_is_kept(kind: str, count: int, dim: int, seed: int) -> None:
     vectors = vectors_of(kind, count, dim, seed)
-    turned = fit_rotation(vectors[: count // 2 + 1])(vectors)
+    turned = fit_rotation([vectors[: count // 2 + 1]], dim)(vectors)
     np.testing.assert_allclose(turned @ turned.T, vectors @ vectors.T, atol=1e-5)
     np.testing.assert_allclose(np.linalg.norm(turned, axis=1), 1, atol=1e-5)
 
@@ -62,7 +62,7 @@ def test_the_ranking_is_that_of_the_vectors_as_they_came(
 ) -> None:
     vectors = vectors_of(kind, count, dim, seed)
     queries = vectors_of(kind, 5, dim, seed + 1)
-    rotation = fit_rotation(vectors)
+    rotation = fit_rotation([vectors], dim)
     before = queries @ vectors.T
     after = rotation(queries) @ rotation(vectors).T
     for exact, found in zip(before, np.argsort(-after, axis=1, kind="stable"), strict=True):
@@ -74,7 +74,7 @@ def test_the_ranking_is_that_of_the_vectors_as_they_came(
 @pytest.mark.parametrize("dim", [32, 96])
 def test_prefixes_find_more_than_those_of_the_vectors_as_they_came(kind: str, dim: int) -> None:
     vectors, queries = vectors_of(kind, 2_000, dim, 1), vectors_of(kind, 50, dim, 2)
-    rotation = fit_rotation(vectors)
+    rotation = fit_rotation([vectors], dim)
     best = np.argsort(-(queries @ vectors.T), axis=1)[:, :10]
     for part in (dim // 8, dim // 4, dim // 2):
         shares = []
@@ -90,7 +90,7 @@ def test_prefixes_find_more_than_those_of_the_vectors_as_they_came(kind: str, di
 @given(kind=st.sampled_from(KINDS), dim=st.integers(2, 64), seed=st.integers(0, 1_000))
 def test_no_other_directions_hold_more_of_the_vectors(kind: str, dim: int, seed: int) -> None:
     vectors = vectors_of(kind, 200, dim, seed)
-    turned = fit_rotation(vectors)(vectors)
+    turned = fit_rotation([vectors], dim)(vectors)
     held = np.cumsum((turned.astype(np.float64) ** 2).mean(axis=0))
     basis = np.linalg.qr(np.random.default_rng(seed).standard_normal((dim, dim)))[0]
     other = np.cumsum(((vectors @ basis) ** 2).mean(axis=0))
@@ -100,7 +100,8 @@ def test_no_other_directions_hold_more_of_the_vectors(kind: str, dim: int, seed:
 
 def test_the_same_rows_give_the_same_rotation_and_the_shares_that_its_prefixes_hold() -> None:
     vectors = vectors_of("low-rank", 500, 32, 3)
-    rotation, again = fit_rotation(vectors), fit_rotation(vectors.copy())
+    parts = [vectors[:123], vectors[123:400], vectors[400:]]
+    rotation, again = fit_rotation(parts, 32), fit_rotation(parts, 32)
     assert rotation.matrix is not None
     assert np.array_equal(rotation.matrix, again.matrix)  # type: ignore[arg-type]
     held = (rotation(vectors)[:, :8] ** 2).sum(axis=1).mean()
@@ -111,7 +112,7 @@ def test_the_same_rows_give_the_same_rotation_and_the_shares_that_its_prefixes_h
 
 def test_vectors_that_nest_already_are_only_measured() -> None:
     vectors = unit_vectors(200, 16)
-    rotation = fit_rotation(vectors, rotate=False)
+    rotation = fit_rotation([vectors], 16, rotate=False)
     assert rotation.matrix is None
     assert rotation(vectors) is vectors
     assert rotation.shares((4,)) == (pytest.approx((vectors[:, :4] ** 2).sum(1).mean(), abs=1e-5),)
@@ -120,9 +121,9 @@ def test_vectors_that_nest_already_are_only_measured() -> None:
 def test_rows_without_a_direction_do_not_count() -> None:
     vectors = unit_vectors(100, 8)
     vectors[3], vectors[5] = np.nan, 0
-    assert fit_rotation(vectors).rows == 98
+    assert fit_rotation([vectors], 8).rows == 98
     with pytest.raises(BuildError, match="all are zero, NaN or Inf"):
-        fit_rotation(np.zeros((10, 8), np.float32))
+        fit_rotation([np.zeros((10, 8), np.float32)], 8)
 
 
 def test_a_matrix_that_is_not_orthogonal_is_refused() -> None:

@@ -110,7 +110,7 @@ def _import(
     _check_given(settings, source)
     phases = Phases()
     with phases("fit rotation"):
-        rotation = fit_rotation(source.sample(SAMPLED), rotate=settings.rotate)
+        rotation = fit_rotation(source.sample(SAMPLED), source.dim, rotate=settings.rotate)
     specs = tuple(LevelSpec(level, level, dim) for level, dim in enumerate(dims, start=1))
     with store.stage(name) as staging:
         with phases("read, rotate, write"):

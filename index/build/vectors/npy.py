@@ -99,9 +99,8 @@ class NpySource:
         tables = [table for _, table in self._pairs if table is not None]
         self.schema = unified(tables, VECTOR_COLUMN) if tables else pa.schema([])
 
-    def sample(self, limit: int) -> FloatArray:
+    def sample(self, limit: int) -> Iterator[FloatArray]:
         """Blocks of neighbours, spread over every file by its size."""
-        parts = [np.empty((0, self.dim), np.float32)]
         for array, _ in self._pairs:
             blocks = -(-array.count // BLOCK)
             share = min(1.0, limit / self.count)
@@ -109,9 +108,7 @@ class NpySource:
             for first in (wanted[:blocks] * BLOCK).tolist():
                 block = array.read(first, min(BLOCK, array.count - first))
                 with np.errstate(over="ignore"):  # a double too large is Inf, and left out
-                    parts.append(block.astype(np.float32))
-        found: FloatArray = np.concatenate(parts)
-        return found
+                    yield block.astype(np.float32)
 
     def batches(self) -> Iterator[RawBatch]:
         """Every row once, in order."""

@@ -51,22 +51,20 @@ class ParquetSource:
         named = set(self.schema.names) & set(IMAGE_COLUMNS)
         self.pictures_inside = not named and all(map(_has_pictures, self._files))
 
-    def sample(self, limit: int) -> FloatArray:
+    def sample(self, limit: int) -> Iterator[FloatArray]:
         """Every so many rows of row groups that are spread over all files."""
         groups = [(path, n) for path in self._files for n in range(_groups(path))]
         most = READ_FOR_SAMPLE * limit
         taken = max(1, min(len(groups), round(len(groups) * most / max(self.count, 1))))
         step = max(1, min(self.count, most) // limit)
-        parts = [np.empty((0, self.dim), np.float32)]
         for place in np.unique(np.linspace(0, len(groups) - 1, taken).astype(np.int64)).tolist():
             path, group = groups[place]
             with open_parquet(path) as file:
                 wanted = {"row_groups": [group], "columns": [self._column]}
                 for batch in file.iter_batches(part_rows(self.dim), **wanted):
                     vectors, _ = self._vectors(batch.column(0))
-                    parts.append(vectors[::step].astype(np.float32))
-        found: FloatArray = np.concatenate(parts)
-        return found
+                    with np.errstate(over="ignore"):  # a double too large is Inf, and left out
+                        yield vectors[::step].astype(np.float32)
 
     def batches(self) -> Iterator[RawBatch]:
         """Every row once, in order."""

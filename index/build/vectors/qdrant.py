@@ -95,7 +95,7 @@ class QdrantSource:
         fields = [(name, kind) for _, name, kind in self._columns]
         self.schema = pa.schema([("id", pa.string()), *fields])
 
-    def sample(self, limit: int) -> FloatArray:
+    def sample(self, limit: int) -> Iterator[FloatArray]:
         """Blocks of neighbours, spread over all points."""
         return self._parts.sample(limit)
 

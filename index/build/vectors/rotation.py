@@ -1,6 +1,6 @@
 """A rotation after which vectors nest: their first numbers say the most about them.
 
-    rotation = fit_rotation(source.sample(200_000))
+    rotation = fit_rotation(source.sample(200_000), source.dim)
     rows = unit @ rotation.matrix          # inner products are what they were
 
 The eigenvectors of the second-moment matrix, those of the largest eigenvalues first: of all
@@ -11,7 +11,7 @@ all of them can't take a mean away.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,7 +22,7 @@ from hivlp.models.levels import FloatArray
 
 SAMPLED = 200_000
 """Rows that a rotation is fitted on, at most."""
-CHUNK = 16_384
+GATHERED = 4_096
 ORTHOGONAL = 1e-5
 """No entry of R'R may be further than this from the identity's."""
 DEFAULT_DIMS = (128, 300)
@@ -52,16 +52,15 @@ class Rotation:
         return tuple(round(float(summed[dim - 1]), 6) for dim in dims)
 
 
-def fit_rotation(sample: FloatArray, *, rotate: bool = True) -> Rotation:
-    """Fit on (m, D) vectors of any length; those that can't be used are left out.
+def fit_rotation(sample: Iterable[FloatArray], dim: int, *, rotate: bool = True) -> Rotation:
+    """Fit on (m, dim) vectors of any length at a time; those that can't be used are left out.
 
     `rotate` False only measures. Raises BuildError where not one can be used.
     """
-    dim = sample.shape[1]
     moment = np.zeros((dim, dim))
     rows = 0
-    for start in range(0, len(sample), CHUNK):
-        units = unit_rows(sample[start : start + CHUNK])
+    for some in _gathered(sample):
+        units = unit_rows(some)
         good = units.vectors[units.good]
         moment += good.T @ good
         rows += len(good)
@@ -78,6 +77,18 @@ def fit_rotation(sample: FloatArray, *, rotate: bool = True) -> Rotation:
     matrix = np.ascontiguousarray(directions * np.sign(largest), dtype=np.float32)
     check_orthogonal(matrix)
     return Rotation(matrix, np.maximum(values[::-1], 0.0), rows)
+
+
+def _gathered(sample: Iterable[FloatArray]) -> Iterator[FloatArray]:
+    """Small parts joined, so that products of matrices are worth their while."""
+    waiting: list[FloatArray] = []
+    for part in sample:
+        waiting.append(part)
+        if sum(map(len, waiting)) >= GATHERED:
+            yield np.concatenate(waiting)
+            waiting = []
+    if waiting:
+        yield np.concatenate(waiting)
 
 
 def check_orthogonal(matrix: FloatArray) -> None:

@@ -71,8 +71,8 @@ class VectorSource(Protocol):
     def pictures_inside(self) -> bool:
         """Whether each row's picture lies as bytes in the row itself."""
 
-    def sample(self, limit: int) -> FloatArray:
-        """(m, D) float32, up to about `limit` rows spread over all. Raises CorpusError."""
+    def sample(self, limit: int) -> Iterator[FloatArray]:
+        """Up to about `limit` rows spread over all, (m, D) float32 each. Raises CorpusError."""
 
     def batches(self) -> Iterator[RawBatch]:
         """Every row once, in order. Raises CorpusError."""

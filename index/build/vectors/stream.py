@@ -47,7 +47,10 @@ class Streamed:
 
 @dataclass(slots=True)
 class Lengths:
-    """The range of the vectors' lengths, and whether they may differ."""
+    """The range of the vectors' lengths, and whether they may differ.
+
+    Vectors of one length rank the same by inner product, by distance and by cosine.
+    """
 
     metric: Metric
     as_cosine: bool
@@ -63,14 +66,17 @@ class Lengths:
         self.most = max(self.most, float(good.max()))
         if self.metric == "cosine" or self.as_cosine:
             return
-        if self.most > self.least * (1 + SAME_LENGTH):
-            words = {"dot": "by inner product long vectors come first",
-                     "euclid": "by distance lengths count",
-                     "manhattan": "by sums of distances lengths count"}  # fmt: skip
+        if self.metric == "manhattan":
             raise BuildError(
-                f"the vectors' lengths differ, from {self.least:.4g} to {self.most:.4g}: "
-                f"{words[self.metric]}, and this index ranks by cosine, which has no lengths. "
-                "Import them all the same with --as-cosine"
+                "the vectors were ranked by sums of absolute differences, which cosine doesn't "
+                "keep, whatever their lengths. Import them all the same with --as-cosine"
+            )
+        if self.most > self.least * (1 + SAME_LENGTH):
+            what = "inner product" if self.metric == "dot" else "distance"
+            raise BuildError(
+                f"the vectors' lengths differ, from {self.least:.4g} to {self.most:.4g}: by {what} "
+                "they count, and this index ranks by cosine, which has none. Import them all the "
+                "same with --as-cosine"
             )
 
 
