@@ -146,7 +146,10 @@ def _calibrate(
     )
     if not measured.widths:
         raise BuildError(f"index {name!r}: no queries to calibrate with")
-    notes = measured.notes if model.encodes else shortfalls(measured.widths)
+    notes = measured.notes
+    if not model.encodes:  # vectors: every level's query is there at once, so no exit is early
+        notes = shortfalls(measured.widths)
+        measured.exits.clear()
     replaced = {(r.searched, r.query) for r in measured.widths}
     kept = [r for r in old.widths if (r.searched, r.query) not in replaced]
     same = model.query_encoder == old.query_encoder
