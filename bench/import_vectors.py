@@ -26,7 +26,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from hivlp.index.build.directions import Direction
-from hivlp.index.build.vectors.importing import import_vectors
+from hivlp.index.build.vectors.importing import ImportReport, import_vectors
 from hivlp.index.build.vectors.npy import NpySource
 from hivlp.index.build.vectors.queries import own_space, vector_queries
 from hivlp.index.build.vectors.record import ImportSettings
@@ -97,26 +97,37 @@ def make(folder: Path, rows: int, dim: int) -> Maker:
 
 
 @contextmanager
-def watched() -> Iterator[dict[str, int]]:
-    """The most bytes resident while a block runs: `anonymous`, and `all` with pages of files."""
-    most = {"anonymous": 0, "all": 0}
+def watched() -> Iterator[list[tuple[float, int, int]]]:
+    """Moments of a block: (time.monotonic(), MiB of its own memory, with pages of files)."""
+    seen: list[tuple[float, int, int]] = []
     over = threading.Event()
 
     def watch() -> None:
-        names = {"RssAnon:": "anonymous", "VmRSS:": "all"}
         while not over.wait(0.05):
-            for line in Path("/proc/self/status").read_text().splitlines():
-                word, *rest = line.split()
-                if word in names:
-                    most[names[word]] = max(most[names[word]], int(rest[0]) * 1024)
+            lines = Path("/proc/self/status").read_text().splitlines()
+            words = [line.split() for line in lines]
+            found = {word[0]: int(word[1]) // 1024 for word in words if word[-1:] == ["kB"]}
+            seen.append((time.monotonic(), found["RssAnon:"], found["VmRSS:"]))
 
     thread = threading.Thread(target=watch)
     thread.start()
     try:
-        yield most
+        yield seen
     finally:
         over.set()
         thread.join()
+
+
+def most_by_phase(
+    report: ImportReport, began: float, seen: list[tuple[float, int, int]]
+) -> dict[str, list[Any]]:
+    """By phase: seconds on the clock, of the processor, and the most MiB of its own memory."""
+    found: dict[str, list[Any]] = {}
+    for name, (clock, processor) in report.phases.items():
+        own = [mib for moment, mib, _ in seen if began <= moment <= began + clock]
+        found[name] = [round(clock, 1), round(processor, 1), max(own, default=0)]
+        began += clock
+    return found
 
 
 def run(given: argparse.Namespace) -> dict[str, Any]:
@@ -128,7 +139,7 @@ def run(given: argparse.Namespace) -> dict[str, Any]:
     settings = ImportSettings(rows_type="fp16", wishes=wishes)
     source = NpySource(given.folder / "vectors_0.npy", given.folder / "table_0.parquet")
     began, cpu = time.monotonic(), time.process_time()
-    with watched() as most:
+    with watched() as seen:
         report = import_vectors(source, SnapshotStore(home), "bench", settings)
     manifest = report.manifest
     assert manifest.imported is not None
@@ -137,11 +148,9 @@ def run(given: argparse.Namespace) -> dict[str, Any]:
         "dim": given.dim,
         "seconds": round(time.monotonic() - began, 1),
         "cpu_seconds": round(time.process_time() - cpu, 1),
-        "phases (clock, processor)": {
-            name: [round(seconds, 1) for seconds in pair] for name, pair in report.phases.items()
-        },
-        "anonymous_mib": most["anonymous"] >> 20,
-        "resident_mib": most["all"] >> 20,
+        "phases (clock s, processor s, own MiB)": most_by_phase(report, began, seen),
+        "own_mib": max(own for _, own, _ in seen),
+        "resident_mib": max(resident for *_, resident in seen),
         "level1": manifest.sides["image"].level1,
         "shares": manifest.imported.shares,
         "notes": report.notes,
