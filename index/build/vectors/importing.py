@@ -41,9 +41,9 @@ from hivlp.models.levels import LevelSpec
 from hivlp.models.runtime.progress import Progress
 
 SEED = 20_240_229
-SAMPLED_ROWS = 5e8
+SAMPLED_ROWS = 1e9
 """Rows times queries that widths are measured on, about."""
-LEAST_SAMPLE = 100
+LEAST_SAMPLE = 200
 
 
 @dataclass(frozen=True, slots=True)
