@@ -1,4 +1,4 @@
-"""An open-loop load on one or more HTTP servers: requests arrive when they are due, whatever answers.
+"""An open-loop load on HTTP servers: requests arrive when they are due, whatever answers.
 
 Latency counts from when a request was due, so a server that stalls pays for all who waited. Raw
 HTTP/1.1 over kept-alive connections: the client costs about 0.1 ms of CPU a request.

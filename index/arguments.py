@@ -22,8 +22,15 @@ WITH_ACTIONS = ("snapshots", "items")
 def artifact_of(store: SnapshotStore, manifest: SnapshotManifest) -> Path:
     """The model an index was calibrated with: `artifacts/<name>`, or where it lay at the build.
 
-    Raises ArtifactError where neither is there.
+    Raises ArtifactError where neither is there, and for imported vectors that have no model.
     """
+    if manifest.imported is not None and not manifest.artifact:
+        raise ArtifactError(
+            store.home / "artifacts",
+            f"index {manifest.index!r} holds imported vectors and has no model: ask with a vector, "
+            "as `hivlp search --vector FILE.npy`, or name an artifact that aims at its "
+            "gallery_space with --artifact",
+        )
     for folder in (store.home / "artifacts" / manifest.model, Path(manifest.artifact)):
         if (folder / "manifest.json").is_file():
             return folder

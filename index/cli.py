@@ -6,6 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hivlp.index.arguments import (
     DONE,
@@ -32,6 +33,8 @@ CORPUS_HELP = """a folder of pictures, .csv, .jsonl, .parquet, webdataset .tar o
 .json; several tables or tars by a folder or a pattern ('shard-{000..099}.tar'); or a URL of these
 """
 SPLITS = ("all", "train", "val", "test", "restval")
+if TYPE_CHECKING:
+    from hivlp.index.build.wishes import Wishes
 
 
 def build(arguments: Sequence[str]) -> int:
@@ -74,7 +77,7 @@ def build(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--no-activate", action="store_true", help="publish without making it the active version"
     )
-    _add_choice(parser)
+    add_choice(parser)
     given = parse(parser, arguments)
     return given if isinstance(given, int) else _build(given)
 
@@ -96,14 +99,17 @@ def evaluate(arguments: Sequence[str]) -> int:
 
 
 def search(arguments: Sequence[str]) -> int:
-    """`hivlp search`: search an index for a text or a picture."""
+    """`hivlp search`: search an index for a text, a picture or a vector."""
     parser = parser_of(
         "search",
-        "Search an index for a text or a picture.",
+        "Search an index for a text, a picture or a vector.",
         'hivlp search "red heart" --k 5     or     hivlp search --image photo.jpg',
     )
     parser.add_argument("text", nargs="?", help="what to search for")
     parser.add_argument("--image", type=Path, help="search for this picture instead")
+    parser.add_argument(
+        "--vector", type=Path, help=".npy of one vector instead, as /search/vector takes it"
+    )
     add_index(parser)
     parser.add_argument("--k", type=positive, default=10, help="results wanted (10)")
     parser.add_argument(
@@ -124,13 +130,18 @@ def search(arguments: Sequence[str]) -> int:
     given = parse(parser, arguments)
     if isinstance(given, int):
         return given
-    if (given.text is None) == (given.image is None):
-        print("hivlp search: give a text or --image FILE, one of them", file=sys.stderr)
+    if sum(one is not None for one in (given.text, given.image, given.vector)) != 1:
+        print(
+            "hivlp search: give a text, --image FILE or --vector FILE, one of them", file=sys.stderr
+        )
+        return USAGE
+    if given.vector is not None and given.early_exit:
+        print("hivlp search: --early-exit saves nothing with --vector", file=sys.stderr)
         return USAGE
     return _search(given)
 
 
-def _add_choice(parser: argparse.ArgumentParser) -> None:
+def add_choice(parser: argparse.ArgumentParser) -> None:
     """Options that say how the index should find, or the limits to choose within."""
     parser.add_argument("--family", choices=("auto", *FAMILIES), default="auto", help="(auto)")
     parser.add_argument(
@@ -149,12 +160,25 @@ def _add_choice(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--explain", action="store_true", help="print what was chosen from")
 
 
+def wishes_of(given: argparse.Namespace) -> Wishes:
+    """What `add_choice` asked for. Raises BuildError for what contradicts itself."""
+    from hivlp.index.build.wishes import Wishes
+
+    return Wishes(
+        family=given.family,
+        level1=given.level1,
+        must=given.must,
+        max_memory_bytes=given.max_memory,
+        max_query_ms=given.max_query_ms,
+        max_build_s=given.max_build_s,
+    )
+
+
 def _build(given: argparse.Namespace) -> int:
     from hivlp.index.build.build import BuildSettings, build_index
     from hivlp.index.build.corpus import CorpusOptions, open_corpus
     from hivlp.index.build.explain import table
     from hivlp.index.build.model import Model
-    from hivlp.index.build.wishes import Wishes
 
     store = store_of(given)
     corpus = open_corpus(given.corpus, CorpusOptions(given.split, given.images, given.aliases))
@@ -168,14 +192,7 @@ def _build(given: argparse.Namespace) -> int:
         target=given.target,
         rows_type=given.rows,
         build_threads=given.build_threads or available_threads(),
-        wishes=Wishes(
-            family=given.family,
-            level1=given.level1,
-            must=given.must,
-            max_memory_bytes=given.max_memory,
-            max_query_ms=given.max_query_ms,
-            max_build_s=given.max_build_s,
-        ),
+        wishes=wishes_of(given),
         forget_changes=given.forget_changes,
         activate=not given.no_activate,
     )
@@ -197,14 +214,20 @@ def _build(given: argparse.Namespace) -> int:
 
 
 def _evaluate(given: argparse.Namespace) -> int:
-    from hivlp.index.build.model import Model
     from hivlp.index.evaluation import EvaluationSettings
     from hivlp.index.evaluation import evaluate as evaluate_snapshot
+    from hivlp.index.query_model import query_model
 
     store = store_of(given)
     snapshot = store.open(given.index, given.version)
-    model = Model.load(model_of(given, store, snapshot.manifest), threads=given.threads)
+    model = query_model(given, store, snapshot.manifest, given.threads)
     group = given.group or snapshot.manifest.build.metadata_group
+    if not model.encodes and group is None:
+        raise BuildError(
+            f"index {given.index!r} holds imported vectors, and nothing says which rows answer "
+            "which: name a metadata column whose equals do with --group. What its plans find of "
+            "the exact answer, `hivlp snapshots verify --recall` measures"
+        )
     report = evaluate_snapshot(snapshot, model, EvaluationSettings(given.sample, group))
     print(report.to_text())
     if given.json is not None:
@@ -216,8 +239,9 @@ def _search(given: argparse.Namespace) -> int:
     from hivlp.index.search_once import print_search
 
     store = store_of(given)
-    with_model = model_of(given, store, store.manifest(given.index, given.version))
-    return print_search(given, store, with_model)
+    manifest = store.manifest(given.index, given.version)
+    artifact = None if given.vector is not None else model_of(given, store, manifest)
+    return print_search(given, store, artifact)
 
 
 def _last_artifact(store: SnapshotStore, index: str) -> Path:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hivlp.index.arguments import (
     DONE,
     FAILED,
     add_index,
-    model_of,
     parse,
     parser_of,
     positive,
@@ -19,12 +19,15 @@ from hivlp.index.arguments import (
 from hivlp.index.snapshot.manifest import SnapshotManifest
 from hivlp.index.snapshot.store import SnapshotStore
 
+if TYPE_CHECKING:
+    from hivlp.index.build.model import Model
+
 
 def calibrate(arguments: Sequence[str]) -> int:
     """`hivlp calibrate`: measure widths and beams again, without building."""
     from hivlp.index.build.calibrate import CalibrationSettings
     from hivlp.index.build.calibrate import calibrate as measure_again
-    from hivlp.index.build.model import Model
+    from hivlp.index.query_model import query_model
 
     parser = parser_of(
         "calibrate",
@@ -33,7 +36,12 @@ def calibrate(arguments: Sequence[str]) -> int:
         "hivlp calibrate --index default --queries queries.txt",
     )
     add_index(parser)
-    parser.add_argument("--queries", type=Path, help="text queries, one a line (the corpus's own)")
+    parser.add_argument(
+        "--queries",
+        type=Path,
+        help="text queries, one a line, or a .npy of vectors as they were imported (the corpus's "
+        "own)",
+    )
     parser.add_argument("--sample", type=positive, default=2_000, help="most queries (2000)")
     parser.add_argument("--target", type=share, default=0.99, help="ANN recall wanted (0.99)")
     parser.add_argument("--threads", type=positive, default=1, help="encoder threads (1)")
@@ -44,14 +52,13 @@ def calibrate(arguments: Sequence[str]) -> int:
     if isinstance(given, int):
         return given
     store = store_of(given)
-    artifact = model_of(given, store, store.manifest(given.index, given.version))
+    model = query_model(given, store, store.manifest(given.index, given.version), given.threads)
     settings = CalibrationSettings(
         queries=given.queries,
         sample=given.sample,
         target=given.target,
         activate=not given.no_activate,
     )
-    model = Model.load(artifact, threads=given.threads)
     report = measure_again(store, given.index, given.version, model, settings)
     manifest = report.manifest
     print(f"{given.index} {manifest.version}: calibrated from {manifest.calibrated_from}")
@@ -59,14 +66,12 @@ def calibrate(arguments: Sequence[str]) -> int:
     return DONE
 
 
-def print_recall(store: SnapshotStore, manifest: SnapshotManifest, artifact: Path) -> int:
+def print_recall(store: SnapshotStore, manifest: SnapshotManifest, model: Model) -> int:
     """Print what a version's plans find now; FAILED where a recorded bound no longer holds."""
     from hivlp.index.build.calibrate import NotMeasured, check_recall
-    from hivlp.index.build.model import Model
     from hivlp.index.build.recheck import check_exits
 
     snapshot = store.open(manifest.index, manifest.version)
-    model = Model.load(artifact)
     code = DONE
     for exits in check_exits(snapshot, model):
         print(exits.to_text() + ("" if exits.kept else "  BROKEN"))

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 
-from hivlp.index.arguments import DONE, FAILED, model_of, parse, parser_of, positive, store_of
+from hivlp.index.arguments import DONE, FAILED, parse, parser_of, positive, store_of
 from hivlp.index.errors import SnapshotError, SnapshotMissing
 from hivlp.index.snapshot.export import export_faiss
 from hivlp.index.snapshot.gc import GcReport
@@ -128,6 +128,7 @@ def _line(entry: VersionInfo) -> str:
 
 def _verify(given: argparse.Namespace, store: SnapshotStore) -> int:
     from hivlp.index.cli_calibrate import print_recall
+    from hivlp.index.query_model import query_model
 
     before = {entry.version for entry in store.quarantine(given.index).entries()}
     manifest = store.verify(given.index, given.version)
@@ -135,7 +136,7 @@ def _verify(given: argparse.Namespace, store: SnapshotStore) -> int:
     count = len(manifest.files) + 1
     print(f"{given.index} {manifest.version}: {count} files are as published{lifted}")
     if given.recall:
-        return print_recall(store, manifest, model_of(given, store, manifest))
+        return print_recall(store, manifest, query_model(given, store, manifest))
     return DONE
 
 

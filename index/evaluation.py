@@ -20,6 +20,7 @@ from hivlp.index.backends.rows import query_blocks
 from hivlp.index.build.answers import item_groups
 from hivlp.index.build.model import Model
 from hivlp.index.build.queries import QuerySet, image_queries, text_queries
+from hivlp.index.build.vectors.queries import vector_queries
 from hivlp.index.build.widths import ROUNDING, ranks
 from hivlp.index.candidates import Candidates, RowArray
 from hivlp.index.cascade import Plan, PlanName, PlanRequest
@@ -306,7 +307,8 @@ def _groups(snapshot: Snapshot, column: str | None) -> RowArray:
 def sample_queries(
     snapshot: Snapshot, model: Model, limit: int, seed: int = SEED
 ) -> tuple[dict[Modality, Sampled], int]:
-    """Up to `limit` captions and pictures of the snapshot, encoded through every exit.
+    """Up to `limit` captions and pictures of the snapshot, encoded through every exit; where
+    vectors were imported and `model` encodes nothing, rows as they are.
 
     Besides, how many of the pictures could not be read.
     """
@@ -331,6 +333,9 @@ def sample_queries(
 def _encoded(
     snapshot: Snapshot, model: Model, side: Side, rows: RowArray, ordinals: list[int]
 ) -> QuerySet | None:
+    if not model.encodes:
+        finest = side.rows[max(side.rows)].vectors(rows)
+        return vector_queries(finest, snapshot.manifest.specs, rows, from_corpus=True)
     if side.modality == "text":
         return text_queries(model, [side.texts[int(row)].as_py() for row in rows], ordinals)
     images = snapshot.catalogue.images()

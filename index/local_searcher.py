@@ -212,4 +212,5 @@ def _info(snapshot: Snapshot) -> SnapshotInfo:
         items=manifest.items,
         rows={side: record.rows for side, record in manifest.sides.items()},
         created_at=manifest.created_at,
+        rotation=snapshot.rotation,
     )

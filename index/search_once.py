@@ -10,15 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from hivlp.index.build.model import Model, query_outputs
+from hivlp.index.build.vectors.queries import one_vector, own_space
 from hivlp.index.cascade import PlanRequest
 from hivlp.index.errors import BuildError
 from hivlp.index.filters import parse_filter
 from hivlp.index.plans import run_early
 from hivlp.index.searcher import FoundItem
 from hivlp.index.searchers import open_searcher
+from hivlp.index.snapshot.snapshot import Snapshot
 from hivlp.index.snapshot.store import SnapshotStore
 from hivlp.models.errors import ImageError
-from hivlp.models.levels import FloatArray
+from hivlp.models.levels import FloatArray, nested_prefix
 from hivlp.models.runtime.images import ImageLimits, decode_image
 from hivlp.models.runtime.texts import clean_text
 
@@ -35,18 +37,19 @@ class SearchTimes:
     search_ms: float
 
 
-def print_search(given: argparse.Namespace, store: SnapshotStore, artifact: Path) -> int:
-    """Search and print. Raises HivlpError for whatever can't be searched."""
+def print_search(given: argparse.Namespace, store: SnapshotStore, artifact: Path | None) -> int:
+    """Search and print; a vector needs no artifact. Raises HivlpError for what can't be."""
     began = time.perf_counter()
     snapshot = store.open(given.index, given.version)
-    model = Model.load(artifact, threads=given.threads)
-    model.check_fits(snapshot.manifest.gallery_space)
-    searcher = open_searcher(snapshot, model.query_encoder)
+    model = None if artifact is None else Model.load(artifact, threads=given.threads)
+    if model is not None:
+        model.check_fits(snapshot.manifest.gallery_space)
+    searcher = open_searcher(snapshot, None if model is None else model.query_encoder)
     opened = time.perf_counter()
-    outputs = _encode(model, given)
+    outputs = _vector(snapshot, given) if model is None else _encode(model, given)
     encoded = time.perf_counter()
     request = PlanRequest(
-        given.modality, _query(given), given.k, given.plan, early_exit=given.early_exit
+        given.modality, _query(given), given.k, _plan(given), early_exit=given.early_exit
     )
     mask = None
     if given.filter is not None:
@@ -80,7 +83,24 @@ def table(hits: Sequence[FoundItem], metadata: Sequence[dict[str, Any]]) -> str:
 
 
 def _query(given: argparse.Namespace) -> Any:
+    if given.vector is not None:  # taken for what is searched, as the service does
+        return given.modality
     return "text" if given.image is None else "image"
+
+
+def _plan(given: argparse.Namespace) -> Any:
+    """A vector has no encoder that a cascade could hide behind."""
+    return "funnel" if given.vector is not None and given.plan == "auto" else given.plan
+
+
+def _vector(snapshot: Snapshot, given: argparse.Namespace) -> dict[int, FloatArray]:
+    """Every level's query of the vector in a file. Raises BuildError."""
+    manifest = snapshot.manifest
+    if manifest.gallery != "nested":
+        raise BuildError(f"{given.vector}: a per_exit index can't cut its levels from one vector")
+    array = one_vector(given.vector, manifest.specs[-1].dim)
+    finest = own_space(array, snapshot.rotation, str(given.vector))
+    return {spec.level: nested_prefix(finest, spec.dim) for spec in manifest.specs}
 
 
 def _encode(model: Model, given: argparse.Namespace) -> dict[int, FloatArray]:

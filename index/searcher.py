@@ -7,7 +7,7 @@ that the encoder can work on the next level meanwhile.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from hivlp.index.candidates import Candidates, RowArray
@@ -19,7 +19,11 @@ from hivlp.models.levels import FloatArray, GalleryKind, LevelSpec, Modality
 
 @dataclass(frozen=True, slots=True)
 class SnapshotInfo:
-    """Which version of which index is being searched, and what it fits."""
+    """Which version of which index is being searched, and what it fits.
+
+    `rotation` (D, D) float32 turns vectors as they were imported into the index's own space (None:
+    they are in it).
+    """
 
     index: str
     version: str
@@ -30,6 +34,7 @@ class SnapshotInfo:
     items: int
     rows: Mapping[Modality, int]
     created_at: str
+    rotation: FloatArray | None = field(default=None, repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,9 +30,9 @@ from hivlp.models.levels import Modality
 from hivlp.models.runtime.loading import load_encoders
 from hivlp.models.runtime.memory import available_memory
 from hivlp.models.runtime.providers import check_distributions
-from hivlp.service.queries import ImageQuery, Query, Setting, text_query
+from hivlp.service.queries import ImageQuery, Query, Setting, VectorQuery, text_query
 from hivlp.service.schemas import SearchOptions
-from hivlp.service.serving import Catalogue, ServedModel, ServedVersion
+from hivlp.service.serving import Catalogue, NoModel, QueryModel, ServedModel, ServedVersion
 from hivlp.service.settings import Limits, Settings
 from hivlp.service.timeline import Timeline
 from hivlp.service.work import find
@@ -78,22 +78,27 @@ class Loader:
         self._models: WeakValueDictionary[Path, ServedModel] = WeakValueDictionary()
 
     def open(
-        self, name: str, version: str | None = None, like: Snapshot | None = None
+        self, name: str, version: str | None = None, like: ServedVersion | None = None
     ) -> ServedVersion:
         """A version, verified, and its model; None: the active one, or the last good. Blocking.
 
-        Raises HivlpError naming what doesn't fit. `like` as for `Snapshot.open`.
+        `like` is served: levels and model are shared where they are the same. Raises HivlpError
+        naming what doesn't fit.
         """
         backend = self._settings.backend
         snapshot = (
             open_whole(self.store, name, backend)
             if version is None
             else self.store.open(
-                name, version, backend=backend, hash_up_to_bytes=HASH_UP_TO_BYTES, like=like
+                name,
+                version,
+                backend=backend,
+                hash_up_to_bytes=HASH_UP_TO_BYTES,
+                like=None if like is None else like.snapshot,
             )
         )
         try:
-            return self._served(name, snapshot)
+            return self._served(name, snapshot, like)
         except BaseException:
             snapshot.close()
             raise
@@ -104,21 +109,36 @@ class Loader:
             read_through(served.snapshot, available_memory())
             warm(served, self._settings.limits)
 
-    def _served(self, name: str, snapshot: Snapshot) -> ServedVersion:
+    def _served(self, name: str, snapshot: Snapshot, like: ServedVersion | None) -> ServedVersion:
         manifest = snapshot.manifest
-        path = find_artifact(self._settings, manifest)
+        same = like is not None and like.model.gallery_space == manifest.gallery_space
+        model = like.model if like is not None and same else self._model(manifest)
+        if model.query_encoder != manifest.query_encoder and not same:
+            log.warning(
+                "index %s was measured with another query encoder than %s's: `hivlp calibrate` it; "
+                "until then no cascade of it stops early", name, model.name
+            )  # fmt: skip
+        pictures = picture_roots(self.store.root / name, manifest.corpus.root)
+        searcher = open_searcher(snapshot, model.query_encoder)
+        return ServedVersion(searcher, model, pictures, snapshot, searcher.close)
+
+    def _model(self, manifest: SnapshotManifest) -> QueryModel:
+        """The artifact that fits an index, loaded once; imported vectors do without.
+
+        Raises ArtifactError, SpaceMismatch.
+        """
+        try:
+            path = find_artifact(self._settings, manifest)
+        except (ArtifactError, SpaceMismatch):
+            if manifest.imported is None:
+                raise
+            name = manifest.index
+            log.info("index %s: no artifact aims at its space; asked by vector or item", name)
+            return NoModel(manifest.model, manifest.gallery_space, manifest.query_encoder)
         model = self._models.get(path)
         if model is None:
             model = self._models[path] = _load_model(path, self._settings.threads.encoder)
-        query_encoder = model.manifest.query_encoder
-        if query_encoder != manifest.query_encoder:
-            log.warning(
-                "index %s was measured with another query encoder than %s: `hivlp calibrate` it; "
-                "until then no cascade of it stops early", name, path
-            )  # fmt: skip
-        pictures = picture_roots(self.store.root / name, manifest.corpus.root)
-        searcher = open_searcher(snapshot, query_encoder)
-        return ServedVersion(searcher, model, pictures, snapshot, searcher.close)
+        return model
 
 
 def load_catalogue(settings: Settings, loader: Loader | None = None) -> Catalogue:
@@ -201,11 +221,12 @@ def _artifact_folders(settings: Settings, manifest: SnapshotManifest) -> Iterato
         yield settings.artifact
         return
     folder = settings.home / ARTIFACTS
-    named = Path(manifest.artifact)
-    if (named / MANIFEST_NAME).is_file():
+    named = Path(manifest.artifact) if manifest.artifact else None  # imported vectors have none
+    if named is not None and (named / MANIFEST_NAME).is_file():
         yield named
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
-        if (path / MANIFEST_NAME).is_file() and path.resolve() != named.resolve():
+        known = named is not None and path.resolve() == named.resolve()
+        if (path / MANIFEST_NAME).is_file() and not known:
             yield path
 
 
@@ -218,8 +239,11 @@ def _load_model(path: Path, threads: int) -> ServedModel:
 
 
 def warm(served: ServedVersion, limits: Limits) -> None:
-    """Search every side of a version once with every encoder, by both plans."""
-    for query in _warm_queries(served.model, limits):
+    """Search every side of a version once with every encoder, by both plans; with a vector of
+    its own where there is none.
+    """
+    dim = served.searcher.info.levels[-1].dim
+    for query in _warm_queries(served.model, limits, dim):
         for searched in served.searcher.info.rows:
             for plan in ("cascade", "funnel"):
                 options = SearchOptions(modality=searched, plan=plan)
@@ -227,11 +251,13 @@ def warm(served: ServedVersion, limits: Limits) -> None:
                 find(query, options, setting, None)
 
 
-def _warm_queries(model: ServedModel, limits: Limits) -> Iterator[Query]:
+def _warm_queries(model: QueryModel, limits: Limits, dim: int) -> Iterator[Query]:
     if "text" in model.encoders:
         yield text_query(WARM_TEXT, limits)
     if "image" in model.encoders:
         yield ImageQuery(_white_png())
+    if not model.encoders:
+        yield VectorQuery((1.0,) * dim)
 
 
 def _white_png() -> bytes:

@@ -27,7 +27,7 @@ from hivlp.service.cache.protocol import AnswerCache
 from hivlp.service.metrics import Metrics
 from hivlp.service.queries import Query, Setting
 from hivlp.service.schemas import SearchOptions
-from hivlp.service.serving import Catalogue, ServedModel
+from hivlp.service.serving import Catalogue, QueryModel
 from hivlp.service.settings import Limits
 from hivlp.service.timeline import Timeline
 from hivlp.service.work import find
@@ -94,7 +94,7 @@ class Pipeline:
 
     async def embed(
         self, query: Query, index: str, timeline: Timeline
-    ) -> tuple[list[EarlyOutput], bool, ServedModel]:
+    ) -> tuple[list[EarlyOutput], bool, QueryModel]:
         """Every early output of a query, whether it was cut short, and the model that made it."""
         with self._catalogue.lease(index) as served:
             model = served.model
@@ -144,9 +144,9 @@ class Pipeline:
         self._metrics.cache_requests.labels(self._cache.tier, result).inc()
 
 
-def _key(query: Query, options: SearchOptions, searcher: Searcher, model: ServedModel) -> str:
+def _key(query: Query, options: SearchOptions, searcher: Searcher, model: QueryModel) -> str:
     return answer_key(
-        query_encoder=model.manifest.query_encoder,
+        query_encoder=model.query_encoder,
         index=searcher.info.index,
         version=searcher.info.version,
         kind=query.kind,

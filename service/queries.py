@@ -20,7 +20,7 @@ from hivlp.models.errors import InputError
 from hivlp.models.levels import EarlyOutput, FloatArray, Modality, nested_prefix, normalise
 from hivlp.models.runtime.images import ImageLimits, decode_image
 from hivlp.models.runtime.texts import clean_text
-from hivlp.service.serving import ServedModel
+from hivlp.service.serving import QueryModel
 from hivlp.service.settings import Limits
 from hivlp.service.timeline import Timeline
 
@@ -42,7 +42,7 @@ class Setting:
     """What a query is opened in."""
 
     searcher: Searcher
-    model: ServedModel
+    model: QueryModel
     searched: Modality
     limits: Limits
     timeline: Timeline
@@ -144,7 +144,10 @@ class ItemQuery:
 
 @dataclass(frozen=True, slots=True)
 class VectorQuery:
-    """A vector of the finest level, of any length but zero; it is taken for the searched side."""
+    """A vector of the finest level, of any length but zero; it is taken for the searched side.
+
+    On an index of imported vectors it is one as they were imported: it is rotated as they were.
+    """
 
     vector: Sequence[float]
     kind: str = "vector"
@@ -155,7 +158,7 @@ class VectorQuery:
         return orjson.dumps(list(self.vector))
 
     def open(self, setting: Setting) -> Opened:
-        """Normalise and cut. Raises InputError for a wrong dimension or a zero vector."""
+        """Normalise, rotate and cut. Raises InputError for a wrong dimension or a zero vector."""
         info = setting.searcher.info
         finest = info.levels[-1]
         if len(self.vector) != finest.dim:
@@ -167,6 +170,8 @@ class VectorQuery:
             message = "vector: it must be finite, and more than zeros"
             raise InputError("invalid_vector", message, param="vector")
         full = normalise((vector / largest).astype(np.float32))
+        if info.rotation is not None:
+            full = full @ info.rotation
         if info.gallery == "nested":
             return Opened(setting.searched, _prefixes(setting.searcher, full))
         return Opened(setting.searched, iter([EarlyOutput(finest.level, full)]))

@@ -117,13 +117,14 @@ class SimilarSearch(SearchOptions):
 
 
 class VectorSearch(SearchOptions):
-    """Search by a vector of the finest level."""
+    """Search by a vector of the finest level, or by one as vectors were imported."""
 
     vector: list[float] = Field(
         min_length=1,
         max_length=65_536,
         fail_fast=True,
-        description="All dimensions of the finest level.",
+        description="All dimensions of the finest level; on an index of imported vectors, a "
+        "vector as they were imported.",
     )
 
 

@@ -24,12 +24,50 @@ from hivlp.models.levels import Modality
 from hivlp.service.errors import not_available
 
 
+class QueryModel(Protocol):
+    """What queries of an index go through."""
+
+    @property
+    def name(self) -> str:
+        """The model's name, which answers carry."""
+
+    @property
+    def gallery_space(self) -> str:
+        """The space that its queries lie in."""
+
+    @property
+    def query_encoder(self) -> str:
+        """Hash of what makes its queries: answers of two models are never taken for each other."""
+
+    @property
+    def encoders(self) -> Mapping[Modality, Encoder[Any]]:
+        """Its towers by what they encode."""
+
+    def encoder(self, modality: Modality, param: str) -> Encoder[Any]:
+        """The tower of a modality. Raises InputError where there is none."""
+
+
 @dataclass(frozen=True, slots=True, weakref_slot=True)
 class ServedModel:
     """An artifact with its towers, ready to run."""
 
     manifest: ArtifactManifest
     encoders: Mapping[Modality, Encoder[Any]]
+
+    @property
+    def name(self) -> str:
+        """The artifact's name."""
+        return self.manifest.name
+
+    @property
+    def gallery_space(self) -> str:
+        """The space that it aims at."""
+        return self.manifest.gallery_space
+
+    @property
+    def query_encoder(self) -> str:
+        """Hash of its exits and precision."""
+        return self.manifest.query_encoder
 
     def encoder(self, modality: Modality, param: str) -> Encoder[Any]:
         """The tower of a modality. Raises InputError where the model has none."""
@@ -40,6 +78,28 @@ class ServedModel:
 
 
 @dataclass(frozen=True, slots=True)
+class NoModel:
+    """What an index of imported vectors is queried with: vectors and items, and no encoder."""
+
+    name: str
+    gallery_space: str
+    query_encoder: str
+
+    @property
+    def encoders(self) -> Mapping[Modality, Encoder[Any]]:
+        """None."""
+        return {}
+
+    def encoder(self, modality: Modality, param: str) -> Encoder[Any]:
+        """Raises InputError, saying what can be asked instead."""
+        message = (
+            f"this index holds imported vectors and has no {modality} encoder: ask by vector or by "
+            "item, or serve it with an artifact that aims at its gallery_space"
+        )
+        raise InputError("no_encoder", message, param=param)
+
+
+@dataclass(frozen=True, slots=True)
 class ServedVersion:
     """One version of an index, whole: `snapshot` is what the searcher has open, where it has any.
 
@@ -47,7 +107,7 @@ class ServedVersion:
     """
 
     searcher: Searcher
-    model: ServedModel
+    model: QueryModel
     pictures: PictureRoots = field(default_factory=PictureRoots)
     snapshot: Snapshot | None = None
     close_with: Callable[[], None] = lambda: None
@@ -85,7 +145,7 @@ class Source(Protocol):
         """The store that versions are published in."""
 
     def open(
-        self, name: str, version: str | None = None, like: Snapshot | None = None
+        self, name: str, version: str | None = None, like: ServedVersion | None = None
     ) -> ServedVersion:
         """A version and its model; None: the active one, or the last good. Raises HivlpError."""
 
@@ -125,5 +185,6 @@ class Catalogue:
         found: dict[str, ServedModel] = {}
         for name in sorted(self.indexes):
             with self.lease(name) as served:
-                found.setdefault(served.model.manifest.query_encoder, served.model)
+                if isinstance(served.model, ServedModel):
+                    found.setdefault(served.model.query_encoder, served.model)
         return list(found.values())

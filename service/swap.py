@@ -72,7 +72,7 @@ class Swapper:
             manifest = self._source.store.manifest(name, active)
             if before is None or before.manifest.built_files != manifest.built_files:
                 return False
-            self._flip(name, self._source.open(name, active, before))
+            self._flip(name, self._source.open(name, active, served))
             return True
 
     def load(self, name: str) -> None:

@@ -43,7 +43,7 @@ def find(
         "returned": len(hits),
         "index": setting.searcher.info.index,
         "snapshot": setting.searcher.info.version,
-        "model": setting.model.manifest.name,
+        "model": setting.model.name,
         "plan": plan.name,
         "exit_level": found.level,
         "degraded": False,

@@ -37,7 +37,7 @@ from hivlp.index.build.encode import (
     FailureLog,
     encode_corpus,
 )
-from hivlp.index.build.fold import Folding, Made, publish_folded
+from hivlp.index.build.fold import ByModel, Folding, Made, publish_folded
 from hivlp.index.build.measure import Measured, StagedSide, measure
 from hivlp.index.build.model import Model
 from hivlp.index.build.overlay import Overlay
@@ -184,7 +184,7 @@ def _build_index(
             sides = _gate(draft)
             _measure(draft, sides, model, settings)
             manifest = _manifest(draft, corpus, model, settings, version_of_faiss)
-            made = Made(staging, manifest, _workshop(store, name, model))
+            made = Made(staging, manifest, ByModel(_workshop(store, name, model)))
             path, notes = publish_folded(store, made, folding, activate=settings.activate)
             draft.notes += notes
     return BuildReport(

@@ -20,10 +20,11 @@ import numpy as np
 from hivlp.index.build.answers import item_groups
 from hivlp.index.build.confidence import recall_lower
 from hivlp.index.build.directions import Direction
-from hivlp.index.build.measure import measure
+from hivlp.index.build.measure import measure, shortfalls
 from hivlp.index.build.model import Model
 from hivlp.index.build.queries import QuerySet, text_queries
 from hivlp.index.build.tables import measured_tables
+from hivlp.index.build.vectors.queries import read_queries as read_vectors
 from hivlp.index.build.widths import KS, PLANS, exact_best, itself, share_found
 from hivlp.index.cascade import PlanName, PlanRequest
 from hivlp.index.errors import BuildError
@@ -48,7 +49,8 @@ MOST_QUERIES = 100_000
 
 @dataclass(frozen=True, slots=True)
 class CalibrationSettings:
-    """What to measure with: `queries` is a file of real text queries, one a line.
+    """What to measure with: `queries` is a file of real text queries, one a line, or, where
+    vectors were imported, a .npy file of such.
 
     Without it, a sample of the corpus's own captions and pictures. `target` is ANN recall@k.
     """
@@ -144,6 +146,9 @@ def _calibrate(
     if not measured.widths:
         raise BuildError(f"index {name!r}: no queries to calibrate with")
     notes = measured.notes
+    if not model.encodes:  # vectors: every level's query is there at once, so no exit is early
+        notes = shortfalls(measured.widths)
+        measured.exits.clear()
     replaced = {(r.searched, r.query) for r in measured.widths}
     kept = [r for r in old.widths if (r.searched, r.query) not in replaced]
     same = model.query_encoder == old.query_encoder
@@ -160,7 +165,7 @@ def _calibrate(
                 "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
                 "query_encoder": model.query_encoder,
                 "model": model.name,
-                "artifact": str(model.path),
+                "artifact": str(model.path) if model.encodes else old.artifact,
                 "build": build,
                 "widths": (*kept, *measured.widths),
                 "exits": _renewed(old.exits if same else (), measured.exits, replaced),
@@ -249,6 +254,8 @@ def _queries(
     if settings.queries is None:
         sampled, _ = sample_queries(snapshot, model, settings.sample)
         return {query: _distinct(snapshot, query, own) for query, own in sampled.items()}
+    if settings.queries.suffix.lower() == ".npy":
+        return _vectors(snapshot, settings.queries, settings.sample)
     texts = read_queries(settings.queries)
     if len(texts) > settings.sample:
         rng = np.random.default_rng(SEED)
@@ -259,6 +266,14 @@ def _queries(
     if given is None:
         raise BuildError(f"the model {model.name!r} has no text tower")
     return {"text": replace(given, from_corpus=False)}
+
+
+def _vectors(snapshot: Snapshot, path: Path, limit: int) -> Mapping[Modality, QuerySet]:
+    """Queries of a file, for every side. Raises BuildError where no vectors were imported."""
+    if snapshot.manifest.imported is None:
+        raise BuildError(f"{path}: queries of an index that was not imported are texts, one a line")
+    given = read_vectors(path, snapshot.rotation, snapshot.manifest.specs, limit)
+    return dict.fromkeys(snapshot.sides, given)
 
 
 def _distinct(snapshot: Snapshot, query: Modality, sampled: Sampled) -> QuerySet:

@@ -11,12 +11,13 @@ another.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import date, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
+import numpy as np
 import pyarrow as pa
 
 from hivlp.index.build.items import BadItem, Item
@@ -30,6 +31,7 @@ from hivlp.index.snapshot.catalogue import OWN_COLUMNS, id_hash, open_table
 from hivlp.index.snapshot.changes import (
     Change,
     Delete,
+    Shape,
     Upsert,
     change_table,
     joined,
@@ -50,29 +52,106 @@ from hivlp.index.snapshot.staging import Staging
 from hivlp.index.snapshot.store import SnapshotStore
 from hivlp.index.snapshot.uploads import picture_roots
 from hivlp.models.artifact import file_record
-from hivlp.models.errors import InputError
-from hivlp.models.levels import FloatArray, Modality
+from hivlp.models.levels import FloatArray, Modality, normalise
+
+
+class Encode(Protocol):
+    """How changes get vectors of a space that is not the one they were made in."""
+
+    @property
+    def shape(self) -> Shape:
+        """How the gallery that is built cuts vectors."""
+
+    @property
+    def gallery_space(self) -> str:
+        """The space that is built."""
+
+    def again(self, change: Upsert, held: Held, folding: Folding) -> Upsert | None:
+        """The same item in this space, or None where that can't be."""
+
+
+@dataclass(frozen=True, slots=True)
+class ByModel:
+    """With the model of the build, from texts and pictures."""
+
+    workshop: Workshop
+
+    @property
+    def shape(self) -> Shape:
+        """The model's."""
+        return self.workshop.shape
+
+    @property
+    def gallery_space(self) -> str:
+        """The model's."""
+        return self.workshop.gallery_space
+
+    def again(self, change: Upsert, held: Held, folding: Folding) -> Upsert | None:  # noqa: ARG002
+        """Encoded anew; given vectors can't be."""
+        picture = folding.picture_of(change)
+        if change.own or isinstance(picture, BadItem):
+            return None
+        draft = Draft(change.id, change.texts, picture, change.metadata)
+        (made,) = encode_drafts([draft], self.workshop)
+        return made if isinstance(made, Upsert) else None
+
+
+@dataclass(frozen=True, slots=True)
+class ByTurning:
+    """Turned back by the rotation of the import before, and by that of this one."""
+
+    shape: Shape
+    gallery_space: str
+    rotation: FloatArray | None
+
+    def again(self, change: Upsert, held: Held, folding: Folding) -> Upsert | None:  # noqa: ARG002
+        """Turned, where both imports have vectors of as many numbers."""
+        imported = held.manifest.imported
+        if imported is None or imported.dim != self.shape.width:
+            return None
+        before = None
+        if imported.rotated:
+            before = np.load(held.path / layout.ROTATION, allow_pickle=False)
+        return replace(
+            change,
+            image_vector=self._turned(change.image_vector, before),
+            text_vectors=self._turned(change.text_vectors, before),
+        )
+
+    def _turned(self, rows: FloatArray | None, before: FloatArray | None) -> FloatArray | None:
+        if rows is None or not rows.size:
+            return rows
+        found = rows.reshape(-1, self.shape.width)
+        if before is not None:
+            found = found @ before.T
+        if self.rotation is not None:
+            found = found @ self.rotation
+        return normalise(found).reshape(rows.shape)
 
 
 @dataclass(frozen=True, slots=True)
 class Folding:
-    """The changes of an index as they were when a build began."""
+    """The changes of an index as they were when a build began.
+
+    `beside`: the build takes none of them in; all are carried over beside its levels.
+    """
 
     store: SnapshotStore
     held: Held
+    beside: bool = False
 
     @staticmethod
-    def begin(store: SnapshotStore, name: str) -> Folding | None:
+    def begin(store: SnapshotStore, name: str, *, beside: bool = False) -> Folding | None:
         """None for an index without a version. Raises SnapshotError."""
         try:
-            return Folding(store, hold(store, name, whole=True))
+            return Folding(store, hold(store, name, whole=True), beside)
         except SnapshotMissing:
             return None
 
     @property
     def last(self) -> int:
         """The sequence number of the last change that the build takes in."""
-        return self.held.changes.last
+        return 0 if self.beside else self.held.changes.last
 
     def overlay(self, gallery_space: str, *, texts: bool = False) -> Overlay:
         """What of the corpus to leave out, and which items to add.
@@ -89,18 +168,19 @@ class Folding:
         return Overlay(hides, self._items(gallery_space, texts))
 
     def finish(
-        self, folder: Path, version: str, types: Mapping[str, Any], workshop: Workshop
+        self, folder: Path, version: str, types: Mapping[str, Any], encode: Encode
     ) -> tuple[ChangesRecord, list[str]]:
         """Write the changes of the version being built, those made meanwhile included.
 
         For whoever holds the index's turn, until the version is published. `types` are its metadata
-        columns, `workshop` its model. Returns the record, and notes on what could not be kept.
+        columns. Returns the record, and notes on what could not be kept.
         """
         now = hold(self.store, self.held.manifest.index, whole=True)
-        records = [self._folded(folder)] if self.held.segments else []
-        later, notes = self._later(now, types, workshop)
+        taken_in = self.held.segments and not self.beside
+        records = [self._folded(folder)] if taken_in else []
+        later, notes = self._later(now, types, encode)
         if later:
-            records.append(_write(folder, change_table(later, self.last + 1, workshop.shape)))
+            records.append(_write(folder, change_table(later, self.last + 1, encode.shape)))
         changed = now.changes.model_copy(
             update={"since": version, "folded": self.last, "segments": tuple(records)}
         )
@@ -116,38 +196,24 @@ class Folding:
         return _write(folder, without_vectors(table))
 
     def _later(
-        self, now: Held, types: Mapping[str, Any], workshop: Workshop
+        self, now: Held, types: Mapping[str, Any], encode: Encode
     ) -> tuple[list[Change], list[str]]:
-        """Changes made since the build began, fit for what was built."""
+        """Changes that are not in the levels, fit for what was built."""
         notes: list[str] = []
-        fit = [
+        found: list[Change] = []
+        fit = (
             change if isinstance(change, Delete) else _refitted(change, types, notes)
             for change in last_changes(now.segments, after=self.last)
-        ]
-        if now.manifest.gallery_space == workshop.gallery_space:
-            return fit, notes
-        return self._encoded(fit, workshop, notes), notes
-
-    def _encoded(
-        self, changes: Sequence[Change], workshop: Workshop, notes: list[str]
-    ) -> list[Change]:
-        """The changes with vectors of the new model."""
-        drafts: dict[str, Draft] = {}
-        for change in changes:
-            picture = self._picture(change) if isinstance(change, Upsert) else None
-            if isinstance(change, Upsert) and not change.own and not isinstance(picture, BadItem):
-                drafts[change.id] = Draft(change.id, change.texts, picture, change.metadata)
-        made = dict(zip(drafts, encode_drafts(list(drafts.values()), workshop), strict=True))
-        found: list[Change] = []
-        for change in changes:
-            fresh = change if isinstance(change, Delete) else made.get(change.id)
-            if fresh is None or isinstance(fresh, InputError):
-                notes.append(
-                    f"item {change.id!r}, put during the build, could not be encoded again"
-                )
+        )
+        if now.manifest.gallery_space == encode.gallery_space:
+            return list(fit), notes
+        for change in fit:
+            fresh = change if isinstance(change, Delete) else encode.again(change, now, self)
+            if fresh is None:
+                notes.append(f"item {change.id!r} could not be carried over: no vector of it is")
             else:
                 found.append(fresh)
-        return found
+        return found, notes
 
     def _items(self, gallery_space: str, texts: bool) -> Iterator[Item | BadItem]:
         same = gallery_space == self.held.manifest.gallery_space
@@ -159,7 +225,7 @@ class Folding:
         if change.own and not same:
             reason = "its vector is of another model's space, and can't be made again"
             return BadItem("changes", change.id, reason)
-        picture = self._picture(change)
+        picture = self.picture_of(change)
         if isinstance(picture, BadItem):
             return picture
         types = self.held.types
@@ -174,7 +240,8 @@ class Folding:
             vectors=_own_vectors(change, self.held.shape.width),
         )
 
-    def _picture(self, change: Upsert) -> bytes | BadItem | None:
+    def picture_of(self, change: Upsert) -> bytes | BadItem | None:
+        """The bytes of an item's uploaded picture; None where it has none."""
         folder = self.store.root / self.held.manifest.index
         root, reference = picture_roots(folder, "").find(change.image)
         if root is None or reference is None or change.own:
@@ -187,11 +254,11 @@ class Folding:
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """A version that is built but for its changes, and what those are encoded with."""
+    """A version that is built but for its changes, and how those get vectors of its space."""
 
     staging: Staging
     manifest: SnapshotManifest
-    workshop: Workshop
+    encode: Encode
 
 
 def publish_folded(
@@ -210,7 +277,7 @@ def publish_folded(
     table = staging.path / layout.ITEMS
     types = {f.name: f.type for f in open_table(table).schema if f.name not in OWN_COLUMNS}
     with turn(store, staging.index):
-        changes, notes = folding.finish(staging.path, staging.version, types, made.workshop)
+        changes, notes = folding.finish(staging.path, staging.version, types, made.encode)
         if changes.segments or changes.erased:
             files = {s.file: file_record(staging.path / s.file) for s in changes.segments}
             update = {"changes": changes, "files": {**manifest.files, **files}}

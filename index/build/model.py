@@ -36,6 +36,11 @@ class Model:
         return found
 
     @property
+    def encodes(self) -> bool:
+        """Whether it has towers at all: imported vectors are queries by themselves."""
+        return self.text is not None or self.image is not None
+
+    @property
     def levels(self) -> tuple[LevelSpec, ...]:
         """Levels of the gallery; the exit layers are those of the first tower."""
         return self.towers[0].levels

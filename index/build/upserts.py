@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -204,11 +204,14 @@ def _ready(work: _Work, workshop: Workshop, cache: EmbeddingCache) -> Upsert | I
     return Upsert(draft.id, reference, texts, draft.metadata, image, vectors, own=own)
 
 
-def own_vector(given: Sequence[float], shape: Shape) -> FloatArray:
+def own_vector(
+    given: Sequence[float], shape: Shape, rotation: FloatArray | None = None
+) -> FloatArray:
     """A given vector as a row of the gallery: (width,) float32, of unit length.
 
-    Raises InputError for a wrong length, zeros, NaN or Inf, and for galleries of one vector a
-    level, where one says nothing of the others.
+    `rotation` (width, width) turns it as the vectors of an import were turned. Raises InputError
+    for a wrong length, zeros, NaN or Inf, and for galleries of one vector a level, where one says
+    nothing of the others.
     """
     if shape.gallery != "nested":
         message = "vector: the levels of this index are not cut from one vector"
@@ -221,5 +224,6 @@ def own_vector(given: Sequence[float], shape: Shape) -> FloatArray:
     if not np.isfinite(largest) or largest == 0.0:
         message = "vector: it must be finite, and more than zeros"
         raise InputError("invalid_vector", message, param="vector")
-    unit: FloatArray = normalise((vector[None] / largest).astype(np.float32))[0]
-    return unit
+    unit: FloatArray = normalise((vector[None] / largest).astype(np.float32))
+    turned: FloatArray = unit if rotation is None else normalise(unit @ rotation)
+    return cast(FloatArray, turned[0])

@@ -12,7 +12,7 @@ rows equal to the query are not among those it must keep. Widths never fall as k
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -34,6 +34,8 @@ WIDENING = 1.25
 """And these, where each try runs the plan."""
 ROUNDING = 1e-6
 """Scores this near count as equal."""
+AT_ONCE = 1_024
+"""Queries whose scores of some rows are in memory together."""
 ITSELF = 1 - 1e-5
 """From this cosine on a row is the query itself, or its double."""
 HALF = 1e-3
@@ -55,10 +57,15 @@ def sweep(
         return []
     truth = exact_rows(direction, levels[-1].level, min(max(KS), direction.size), best)
     records = []
+    asked, first = np.empty(0, np.float32), []
     for name in PLANS:
         request = PlanRequest(direction.searched, direction.query, need=1, name=name)
         plan = make_plan(request, levels, {}, direction.size, gallery=gallery)
-        first = first_ranks(direction, plan, truth)
+        own = stage_query(
+            plan.stages[0], direction.queries, direction.rows[plan.stages[0].level].dim
+        )
+        if not np.array_equal(own, asked):  # vectors' first query is the same in either plan
+            asked, first = own, first_ranks(direction, plan, truth)
         keeps: tuple[int, ...] = (1,) * (len(plan.stages) - 1)
         for k in KS:
             wanted = [t[:k] for t in truth]
@@ -113,11 +120,12 @@ def first_ranks(direction: Direction, plan: Plan, wanted: Sequence[RowArray]) ->
     stage = plan.stages[0]
     rows = direction.rows[stage.level]
     queries = stage_query(stage, direction.queries, rows.dim)
-    found: list[RowArray] = []
-    for block in query_blocks(len(queries), rows.size):
-        scores = rows.scan_many(queries[block])
-        found += [ranks(own, own[some]) for own, some in zip(scores, wanted[block], strict=True)]
-    return found
+    own = [rows.score(query, some) for query, some in zip(queries, wanted, strict=True)]
+    above: list[list[FloatArray]] = [[] for _ in own]
+    for query, _, scores in _scanned(rows, queries):
+        least = own[query].min(initial=np.inf) - ROUNDING
+        above[query].append(scores[scores >= least])  # no other comes before a wanted one
+    return [ranks(np.concatenate(a), scores) for a, scores in zip(above, own, strict=True)]
 
 
 def narrow(
@@ -194,26 +202,43 @@ def _widen(
     keeps: tuple[int, ...],
     target: float,
 ) -> tuple[tuple[int, ...], FloatArray]:
-    """Widen the first scan until lossy codes reach the target too, by running the plan."""
+    """Widen the first scan until lossy codes reach the target too, by running the plan.
+
+    While it widens, only queries that it is chosen by and that miss something are run: what a
+    narrower scan finds a wider one finds too, but for little. What is returned was run as it is.
+    """
+    half = behind = np.flatnonzero(~direction.held_out)
+    shares, tried = np.zeros(direction.count, np.float32), np.zeros(direction.count, np.int64)
     while True:
-        shares = _run(direction, plan, wanted, keeps)
-        enough = sure_recall(shares[~direction.held_out]) >= target
-        if enough or keeps[0] >= direction.size:
-            return keeps, shares
-        keeps = (min(direction.size, max(keeps[0] + 1, int(keeps[0] * WIDENING))), *keeps[1:])
+        shares[behind] = _run(direction, plan, wanted, keeps, behind)
+        tried[behind] = keeps[0]
+        whole = keeps[0] >= direction.size
+        if whole or sure_recall(shares[half]) >= target:
+            others = np.flatnonzero(tried != keeps[0])
+            shares[others] = _run(direction, plan, wanted, keeps, others)
+            if whole or sure_recall(shares[half]) >= target:
+                return keeps, shares
+        wider = max(keeps[0] + 1, int(keeps[0] * WIDENING))
+        keeps = (min(direction.size, wider), *keeps[1:])
+        behind = half[shares[half] < 1]
 
 
 def _run(
-    direction: Direction, plan: Plan, wanted: Sequence[RowArray], keeps: tuple[int, ...]
+    direction: Direction,
+    plan: Plan,
+    wanted: Sequence[RowArray],
+    keeps: tuple[int, ...],
+    some: RowArray,
 ) -> FloatArray:
-    """The share that each query keeps up to the plan's last narrowing level: (n,) float32."""
+    """The share that `some` queries keep up to the plan's last narrowing level: (m,) float32."""
     assert direction.levels is not None
+    queries = {level: vectors[some] for level, vectors in direction.queries.items()}
     found: list[Candidates] | None = None
     for stage, keep in zip(plan.stages, keeps, strict=False):
-        query = stage_query(stage, direction.queries, direction.rows[stage.level].dim)
+        query = stage_query(stage, queries, direction.rows[stage.level].dim)
         found = run_stage(direction.levels, replace(stage, keep=keep), query, found)
     assert found is not None
-    pairs = zip(found, wanted, strict=True)
+    pairs = zip(found, (wanted[number] for number in some.tolist()), strict=True)
     return np.array([len(np.intersect1d(f.rows, w)) / len(w) for f, w in pairs], np.float32)
 
 
@@ -240,12 +265,32 @@ def _ranks_among(rows: LevelRows, query: FloatArray, given: RowArray, wanted: Ro
 
 def _best(rows: LevelRows, queries: FloatArray, k: int) -> list[Candidates]:
     """The best k rows of each query, best first."""
-    every = np.arange(rows.size)
-    return [
-        Candidates.ranked(every, scores, k)
-        for block in query_blocks(len(queries), rows.size)
-        for scores in rows.scan_many(queries[block])
-    ]
+    best = [Candidates.none() for _ in queries]
+    for query, first, scores in _scanned(rows, queries):
+        known = best[query]
+        least = known.scores[-1] if len(known) == k else -np.inf
+        near = np.flatnonzero(scores >= least)
+        best[query] = Candidates.ranked(
+            np.concatenate([known.rows, near + first]),
+            np.concatenate([known.scores, scores[near]]),
+            k,
+        )
+    return best
+
+
+def _scanned(rows: LevelRows, queries: FloatArray) -> Iterator[tuple[int, int, FloatArray]]:
+    """Every query's scores of a part of the rows, from row `first` on, part by part:
+    (query, first, scores).
+
+    Rows are the outer loop: they are read once, not once for every few queries.
+    """
+    for start in range(0, len(queries), AT_ONCE):
+        some = queries[start : start + AT_ONCE]
+        for part in query_blocks(rows.size, len(some)):
+            norms = rows.inverse_norms
+            own = LevelRows(rows.matrix[part], rows.dim, None if norms is None else norms[part])
+            for query, scores in enumerate(own.scan_many(some), start=start):
+                yield query, part.start, scores
 
 
 def ranks(scores: FloatArray, wanted: FloatArray) -> RowArray:

@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
+
 from hivlp.index.backends.choose import write_level
 from hivlp.index.errors import SnapshotError
+from hivlp.index.snapshot import layout
 from hivlp.index.snapshot.snapshot import Side, Snapshot
 
 
 def export_faiss(snapshot: Snapshot, folder: Path) -> list[Path]:
-    """Write `<side>-level<l>.faiss` (IndexFlatIP, unit vectors) and `<side>-ids.json` (row to id).
+    """Write `<side>-level<l>.faiss` (IndexFlatIP, unit vectors) and `<side>-ids.json` (row to id);
+    of imported vectors besides `rotation.npy`, by which queries must be turned.
 
     Returns the files written. Raises SnapshotError where the folder isn't empty, MissingExtra
     without faiss.
@@ -27,6 +31,9 @@ def export_faiss(snapshot: Snapshot, folder: Path) -> list[Path]:
             write_level(target, rows)
             written.append(target)
         written.append(_write_ids(snapshot, side, folder))
+    if snapshot.rotation is not None:
+        written.append(folder / layout.ROTATION)
+        np.save(written[-1], snapshot.rotation, allow_pickle=False)
     return written
 
 

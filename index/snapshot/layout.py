@@ -10,6 +10,7 @@ ITEM_HASHES = "item_hashes.npy"
 ITEM_ORDINALS = "item_ordinals.npy"
 TEXTS = "text/texts.arrow"
 ERASED = "erased.npy"
+ROTATION = "rotation.npy"
 TABLE_SUFFIX = ".arrow"
 
 

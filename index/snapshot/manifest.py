@@ -28,6 +28,12 @@ Loss = Literal["retrieval", "ann"]
 """What early exits keep: R@1 and R@10 of right answers, or ANN recall@10."""
 
 
+Metric = Literal["cosine", "dot", "euclid", "manhattan"]
+"""What imported vectors were ranked by where they came from."""
+SourceKind = Literal["npy", "parquet", "qdrant"]
+"""What they were read from."""
+
+
 class _Part(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -198,6 +204,26 @@ class CorpusRecord(_Part):
     failures: int = Field(ge=0)
 
 
+class ImportRecord(_Part):
+    """Vectors that came from elsewhere. Since format 4.
+
+    `source` is what they were read from, `metric` what they were ranked by there; `rotated`: they
+    were turned by rotation.npy, which was fitted on `fitted_on` of them, and queries must be too.
+    `shares` of the vectors' squared length lie in the numbers of each level, coarse first;
+    `lengths` are the least and the greatest there was before they were normalised. `model` is the
+    name that was given for what made them.
+    """
+
+    source: SourceKind
+    dim: int = Field(ge=1)
+    metric: Metric
+    rotated: bool
+    fitted_on: int = Field(ge=1)
+    shares: tuple[float, ...]
+    lengths: tuple[float, float]
+    model: str | None = None
+
+
 class BuildRecord(_Part):
     """Settings that the build ran with. Since format 3: what the index must do, and how many
     threads built its graphs.
@@ -275,6 +301,7 @@ class SnapshotManifest(_Part):
     build: BuildRecord
     options: dict[Modality, tuple[OptionRecord, ...]] = {}
     calibrated_from: str | None = None
+    imported: ImportRecord | None = None
     widths: tuple[WidthRecord, ...] = ()
     exits: tuple[ExitRecord, ...] = ()
     retrieval: tuple[RetrievalRecord, ...] = ()

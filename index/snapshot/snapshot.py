@@ -98,8 +98,11 @@ class Snapshot:
         sides: Mapping[Modality, Side],
         filters: FilterMasks,
         delta: Delta | None = None,
+        rotation: FloatArray | None = None,
     ) -> None:
+        """`rotation` (D, D) float32 turns queries given as vectors, where rows were imported."""
         self.path = path
+        self.rotation = rotation
         self.manifest = manifest
         self.delta = delta
         self._filters: FilterMasks | None = filters
@@ -143,8 +146,9 @@ class Snapshot:
             opener = _Opener(path, manifest, "faiss-cpu")
             sides = opener.sides()
         catalogue = opener.catalogue()
-        delta = opener.delta(catalogue, sides)
-        return Snapshot(path, manifest, catalogue, sides, opener.filters(catalogue), delta)
+        delta, filters = opener.delta(catalogue, sides), opener.filters(catalogue)
+        rotation = opener.rotation()
+        return Snapshot(path, manifest, catalogue, sides, filters, delta, rotation)
 
     @property
     def catalogue(self) -> Catalogue:
@@ -197,7 +201,8 @@ def _like(path: Path, manifest: SnapshotManifest, other: Snapshot) -> Snapshot:
         if manifest.files.get(segment.name) == other.manifest.files[segment.name]
     }
     delta = opener.delta(other.catalogue, other.sides, same)
-    return Snapshot(path, manifest, other.catalogue, other.sides, other.filters, delta)
+    shared = (other.catalogue, other.sides, other.filters)
+    return Snapshot(path, manifest, *shared, delta, other.rotation)
 
 
 def check_files(
@@ -289,6 +294,14 @@ class _Opener:
         ]
         row_items = {side: own.row_items for side, own in sides.items()}
         return Delta(segments, catalogue, row_items, erased)
+
+    def rotation(self) -> FloatArray | None:
+        """What imported vectors were turned by, or None."""
+        imported = self._manifest.imported
+        if imported is None or not imported.rotated:
+            return None
+        shape = (imported.dim, imported.dim)
+        return cast(FloatArray, self._array(layout.ROTATION, shape, np.float32))
 
     def _erased(self) -> RowArray:
         """Built items of which nothing is left but their place."""

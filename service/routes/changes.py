@@ -89,5 +89,5 @@ def _vectors(body: PutItem, index: str, state: ServingState) -> dict[Modality, F
         raise InputError("out_of_range", message, param="texts", limit=1)
     with state.catalogue.lease(index) as served:
         info = served.searcher.info
-    row = own_vector(body.vector, Shape(info.levels, info.gallery))
+    row = own_vector(body.vector, Shape(info.levels, info.gallery), info.rotation)
     return {body.modality: row[None] if body.modality == "text" else row}

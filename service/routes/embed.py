@@ -54,9 +54,9 @@ async def _answer(request: Request, query: Query, index: str) -> Response:
     ]
     body = {
         "index": index,
-        "model": model.manifest.name,
-        "query_encoder": model.manifest.query_encoder,
-        "gallery_space": model.manifest.gallery_space,
+        "model": model.name,
+        "query_encoder": model.query_encoder,
+        "gallery_space": model.gallery_space,
         "levels": levels,
         "truncated": truncated,
         "took_ms": timeline.elapsed_ms(),

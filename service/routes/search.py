@@ -75,7 +75,7 @@ async def search_similar(request: Request) -> Response:
     openapi_extra=json_body(VectorSearch),
 )
 async def search_vector(request: Request) -> Response:
-    """Find by a vector of the finest level, made by this index's model."""
+    """Find by a vector of the finest level, made by this index's model, or of imported vectors'."""
     return await _answer(request, "vector", await read_json(request))
 
 

@@ -4,15 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from hivlp.index.backends.exact import ExactLevel
+from hivlp.index.backends import rows as rows_module
+from hivlp.index.backends.choose import open_level, write_level
+from hivlp.index.backends.exact import ExactLevel, best_rows
 from hivlp.index.backends.rows import LevelRows, inverse_norms
+from hivlp.index.build import widths as widths_module
+from hivlp.index.build.confidence import sure_recall
 from hivlp.index.build.directions import Direction
 from hivlp.index.build.queries import QuerySet
-from hivlp.index.build.widths import ROUNDING, exact_rows, ranks, share_found, sweep
+from hivlp.index.build.widths import (
+    ROUNDING,
+    exact_best,
+    exact_rows,
+    first_ranks,
+    ranks,
+    share_found,
+    sweep,
+)
 from hivlp.index.candidates import Candidates, RowArray
 from hivlp.index.cascade import Plan, PlanRequest, run_stage
 from hivlp.index.plans import make_plan, stage_query
@@ -71,6 +84,77 @@ def test_the_swept_widths_reach_the_target_and_the_recall_written_down(noise: fl
         assert record.recall_held_out >= 0.9  # observed at least .97: not chosen on
         assert record.recall_lower is not None
         assert record.recall_lower < record.recall_held_out
+
+
+def in_parts(given: Direction, monkeypatch: pytest.MonkeyPatch) -> Direction:
+    """The same, with few enough scores in memory at once that rows and queries are cut up."""
+    monkeypatch.setattr(rows_module, "BLOCK_SCORES", 700)
+    monkeypatch.setattr(widths_module, "AT_ONCE", 25)
+    assert len(list(rows_module.query_blocks(given.size, 25))) > 10
+    return given
+
+
+def test_rows_read_in_parts_give_what_an_exhaustive_scan_of_all_finds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given = in_parts(direction(0.5), monkeypatch)
+    rows = given.rows[1].matrix
+    rows[50:60], rows[390:] = rows[7], rows[7]  # equals in several parts
+    finest = given.rows[len(DIMS)]
+    for k in (1, 10, 399):
+        found = exact_best(given, len(DIMS), k)
+        for query, best in zip(given.finest_queries, found, strict=True):
+            wanted = best_rows(finest, query, k + 1)
+            np.testing.assert_allclose(best.scores, wanted.scores, atol=1e-6)
+            assert len(np.unique(best.rows)) == k + 1
+            np.testing.assert_allclose(finest.score(query, best.rows), best.scores, atol=1e-6)
+
+
+def test_ranks_in_a_first_scan_are_those_among_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = in_parts(direction(0.5), monkeypatch)
+    wanted = exact_rows(given, len(DIMS), 10)
+    plan = make_plan(PlanRequest("image", "text", 1, "cascade"), specs(), {}, given.size)
+    found = first_ranks(given, plan, wanted)
+    scores = given.queries[1] @ nested_prefix(given.rows[1].matrix.astype(np.float32), DIMS[0]).T
+    for own, some, rank in zip(scores, wanted, found, strict=True):
+        np.testing.assert_array_equal(rank, ranks(own, own[some]))
+
+
+def test_lossy_codes_are_widened_until_the_plan_itself_reaches_the_target(tmp_path: Path) -> None:
+    given = direction(0.3, queries=80, rows=3_000)
+    for codec in ("pq64x4fs", "rabitqfs", "sq8"):
+        file = tmp_path / codec
+        write_level(file, given.rows[1], codec)  # type: ignore[arg-type]
+        levels = {
+            level: open_level(level, rows, file if level == 1 else None, "faiss-cpu")
+            for level, rows in given.rows.items()
+        }
+        lossy = replace(given, levels=levels)
+        for record in sweep(lossy, specs(), "nested", 0.97):
+            plan = make_plan(
+                PlanRequest(
+                    "image",
+                    "text",
+                    record.k,
+                    record.plan,
+                    tuple(zip((1, 2), record.keeps, strict=False)),
+                ),
+                specs(),
+                {},
+                given.size,
+            )
+            found = None
+            for stage in plan.stages[:-1]:
+                query = stage_query(stage, given.queries, given.rows[stage.level].dim)
+                found = run_stage(levels, stage, query, found)
+            assert found is not None
+            truth = exact_rows(given, len(DIMS), record.k)
+            pairs = zip(found, truth, strict=True)
+            shares = np.array([len(np.intersect1d(f.rows, t)) / len(t) for f, t in pairs])
+            half = ~given.held_out
+            assert shares[half].mean() == pytest.approx(record.recall_chosen_on, abs=1e-4)
+            assert shares[~half].mean() == pytest.approx(record.recall_held_out, abs=1e-4)
+            assert sure_recall(shares[half].astype(np.float32)) >= 0.97
 
 
 def test_more_noise_needs_wider_stages() -> None:
