@@ -10,8 +10,13 @@ from __future__ import annotations
 
 import hashlib
 import re
+import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from hivlp.index.errors import CorpusError
 from hivlp.index.pictures import Root, picture_root, read_picture
@@ -36,6 +41,39 @@ def upload_path(index_folder: Path, reference: str) -> Path | None:
     """The file of an uploaded picture; None for a reference to another one."""
     found = _REF.fullmatch(reference)
     return index_folder / FOLDER / _place(found[1]) if found else None
+
+
+def unused_uploads(index_folder: Path, versions: Iterable[str], older_than_s: float) -> list[Path]:
+    """Uploads that none of these versions names, and temporary files of those who died writing.
+
+    Only files older than `older_than_s`: a younger one may belong to a version that is being
+    published. A version that can't be read names them all. Raises OSError.
+    """
+    used: set[str] = set()
+    for version in versions:
+        try:
+            used |= _named(index_folder / version)
+        except (OSError, pa.ArrowException, KeyError):
+            return []
+    latest = time.time() - older_than_s
+    return [
+        path
+        for path in sorted((index_folder / FOLDER).glob("*/*"))
+        if path.name not in used and path.stat().st_mtime < latest
+    ]
+
+
+def _named(version: Path) -> set[str]:
+    """The names of the uploads that a version's items have."""
+    named: set[str] = set()
+    for file in (version / "items.arrow", *(version / "changes").glob("*.arrow")):
+        with pa.memory_map(str(file)) as source:
+            reader = pa.ipc.open_file(source)
+            for number in range(reader.num_record_batches):
+                column = reader.get_batch(number).column("image")
+                own = column.filter(pc.starts_with(column, PREFIX).fill_null(False))
+                named.update(ref.removeprefix(PREFIX) for ref in own.to_pylist())
+    return named
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,10 +19,14 @@ from typing import Any
 
 from hivlp.index.build.build import BuildSettings, build_index
 from hivlp.index.build.corpus import open_corpus
+from hivlp.index.build.erase import erase
 from hivlp.index.build.model import Model, query_outputs
+from hivlp.index.build.upsert_corpus import upsert_corpus
 from hivlp.index.cascade import PlanRequest
-from hivlp.index.local_searcher import LocalSearcher
 from hivlp.index.plans import run_plan
+from hivlp.index.searchers import open_searcher
+from hivlp.index.snapshot.amend import amend
+from hivlp.index.snapshot.changes import Delete
 from hivlp.index.snapshot.manifest import MANIFEST_NAME, write_manifest
 from hivlp.index.snapshot.pull import pull, push
 from hivlp.index.snapshot.shared import share_files
@@ -91,14 +95,14 @@ def search(root: Path, colour: str) -> str:
     """The item that the active version finds first for a colour."""
     store, model = store_of(root), model_of(root)
     snapshot = store.open(NAME)
-    searcher = LocalSearcher(snapshot)
+    searcher = open_searcher(snapshot)
     plan = searcher.plan(PlanRequest("image", "text", 1, "cascade"))
     assert model.text is not None
     outputs = query_outputs(model.text, model.text.prepare([f"a {colour} square"]))
     (found,) = run_plan(searcher, "image", plan, outputs)
-    item = snapshot.catalogue.ids(snapshot.sides["image"].row_items[found.rows])[0]
+    (item,) = searcher.items("image", found, 1, 0)
     snapshot.close()
-    return item
+    return item.id
 
 
 def _publish(root: Path, *, shared: bool) -> None:
@@ -135,6 +139,26 @@ def _gc(root: Path) -> None:
     store_of(root).gc(NAME, keep=1, older_than=timedelta(0))
 
 
+def _upsert(root: Path) -> None:
+    corpus = open_corpus(root / "more")
+    upsert_corpus(corpus, model_of(root), store_of(root), NAME, quiet=True)
+
+
+def _more(root: Path) -> None:
+    """Items to put, of which one replaces one of the corpus."""
+    (root / "more").mkdir(exist_ok=True)
+    _draw(root / "more", "red", 5)
+    _draw(root / "more", "blue", 5)
+    _draw(root / "more", "green", 0)
+
+
+def _changed(root: Path) -> None:
+    """Changes that wait already, and new ones to make."""
+    _more(root)
+    _upsert(root)
+    _draw(root / "more", "black", 0)
+
+
 OPERATIONS = {
     "build": Operation(build, lambda root: _draw(root / "corpus", "red", 9)),
     "publish": Operation(lambda root: _publish(root, shared=False)),
@@ -145,6 +169,14 @@ OPERATIONS = {
         lambda root: store_of(root).quarantine(NAME).add(_first(root), "image/rows.npy", "a test")
     ),
     "gc": Operation(_gc, _leave),
+    "upsert": Operation(_upsert, _more),
+    "upsert again": Operation(_upsert, _changed),
+    "delete": Operation(lambda root: amend(store_of(root), NAME, [Delete("red-0.png")])),
+    "fold": Operation(build, _changed),
+    "erase": Operation(
+        lambda root: erase(store_of(root), NAME, ["red-5.png", "red-0.png"], wait_s=0, quiet=True),
+        _changed,
+    ),
     "remove": Operation(lambda root: store_of(root).remove(NAME, _first(root)), again=False),
     "pull": Operation(lambda root: pull(store_of(root), str(root / "bucket"), NAME, quiet=True)),
     "push": Operation(lambda root: push(store_of(root), str(root / "bucket"), NAME, quiet=True)),

@@ -18,9 +18,11 @@ from pathlib import Path
 
 import pytest
 
+from hivlp.index.snapshot.amend import LOCK as TURN
 from hivlp.index.snapshot.names import LOCK, POINTER, QUARANTINE
 from hivlp.index.snapshot.pull import pull
 from hivlp.index.snapshot.store import SnapshotStore
+from hivlp.index.snapshot.uploads import FOLDER as UPLOADS
 from tests.faults.kill_operations import (
     NAME,
     OPERATIONS,
@@ -87,7 +89,7 @@ def state(root: Path, before: tuple[list[str], list[str]]) -> str:
     """How far it had come, in words."""
     store = store_of(root)
     entries = (path.name for path in store.folder(NAME).iterdir())
-    dotted = (e.partition("-")[0] for e in entries if e.startswith(".") and e != LOCK)
+    dotted = (e.partition("-")[0] for e in entries if e.startswith(".") and e not in (LOCK, TURN))
     hidden = sorted({e.rstrip(".0123456789") for e in dotted})
     moved = ["pointer moved"] if store.history(NAME) != before[1] else []
     new = ["version there"] if set(store.versions(NAME)) - set(before[0]) else []
@@ -120,7 +122,8 @@ def check_goes_on(root: Path) -> None:
     assert search(root, "yellow").startswith("yellow")
     store.gc(NAME)
     entries = {path.name for path in store.folder(NAME).iterdir()}
-    assert entries - {QUARANTINE} == {LOCK, POINTER, *store.versions(NAME)}
+    beside = {QUARANTINE, UPLOADS, TURN}
+    assert entries - beside == {LOCK, POINTER, *store.versions(NAME)}
     pulled = pull(SnapshotStore(root / "puller"), str(root / "bucket"), NAME, quiet=True)
     assert pulled.active
 
