@@ -59,9 +59,9 @@ def sample_queries(
 
 def _different(built: BuiltSide, side: Modality, images: Any) -> RowArray:
     """The first row of every content, ascending; of pictures, only those with a reference."""
-    rows = np.arange(built.size, dtype=np.int64)
-    if side == "image" and images.null_count:
-        referenced = images.is_valid().to_numpy()
-        rows = rows[referenced[built.row_items]]
-    first = np.unique(built.contents[rows], return_index=True)[1]
-    return rows[np.sort(first)]
+    if side == "text" or not images.null_count:
+        first: RowArray = np.unique(built.contents, return_index=True)[1]
+        first.sort()
+        return first
+    rows = np.flatnonzero(images.is_valid().to_numpy()[built.row_items])
+    return np.sort(rows[np.unique(built.contents[rows], return_index=True)[1]])
