@@ -15,7 +15,7 @@ import logging
 import os
 from collections.abc import Collection
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -35,9 +35,11 @@ from hivlp.index.snapshot.quarantine import Quarantine, Quarantined
 from hivlp.index.snapshot.shared import Shared, check_shared
 from hivlp.index.snapshot.snapshot import Snapshot, check_files
 from hivlp.index.snapshot.staging import Staging as Staging
+from hivlp.index.snapshot.uploads import unused_uploads
 
 log = logging.getLogger("hivlp.index")
 KEEP = 3
+UPLOAD_S = 86_400.0
 """Activations that `gc` leaves by default, the active one among them."""
 
 
@@ -274,19 +276,26 @@ class SnapshotStore:
 
         Kept are: the active version, the `keep` (at least 1) activated last that are not
         quarantined, those in use, those published or quarantined less than `older_than` ago, and
-        without `older_than` those newer than the active one.
+        without `older_than` those newer than the active one. Uploaded pictures that no version
+        names any more go a day after they came.
         Raises SnapshotError where there is no such index, or its pointer can't be read.
         """
         assert keep >= 1, f"keep is {keep}, at least 1"
         if not self.folder(name).is_dir():
             raise SnapshotMissing(name, "any", "no such index")
-        return collecting.collect(
+        report = collecting.collect(
             self.folder(name),
             self.quarantine(name),
             keep=keep,
             older_than=older_than,
             dry_run=dry_run,
         )
+        kept = [entry.version for entry in report.kept]
+        unused = unused_uploads(self.folder(name), kept, UPLOAD_S)
+        pictures = tuple(Removed(path.name, path.stat().st_size) for path in unused)
+        for path in () if dry_run else unused:
+            path.unlink(missing_ok=True)
+        return replace(report, leftovers=(*report.leftovers, *pictures))
 
     def _lease(self, name: str, version: str | None) -> tuple[str, Lease]:
         """The version wanted (None: the active one) and a lease on it. Raises SnapshotMissing."""
