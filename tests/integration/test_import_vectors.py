@@ -451,6 +451,29 @@ def test_similar_items_are_found_and_words_are_refused_with_what_can_be_asked(
         assert "ask by vector or by item" in error["message"]
 
 
+def test_items_are_put_and_deleted_by_vectors_as_they_were_imported(
+    tmp_path: Path, vectors: FloatArray
+) -> None:
+    source = write(tmp_path / "given", vectors[:200], table_of(200))
+    import_vectors(source, SnapshotStore(tmp_path / "home"), "default", QUIET)
+    late = vectors[900].tolist()
+    with serving(create_app(Settings(home=tmp_path / "home"))) as client:
+        body = {"vector": late, "metadata": {"colour": "red"}}
+        assert client.put("/items/late", json=body).status_code in (200, 201)
+        hits = client.post("/search/vector", json={"vector": late, "k": 3}).json()["hits"]
+        cosines = normalise(vectors[900:901]) @ normalise(vectors[:200]).T
+        best = np.argsort(-cosines[0])[:2]
+        assert [hit["id"] for hit in hits] == ["late", *(f"thing-{i}" for i in best)]
+        np.testing.assert_allclose(
+            [hit["score"] for hit in hits], [1, *cosines[0][best]], atol=1e-5
+        )
+        assert client.delete("/items/late").status_code == 200
+        hits = client.post("/search/vector", json={"vector": late, "k": 3}).json()["hits"]
+        assert [hit["id"] for hit in hits][:2] == [f"thing-{i}" for i in best]
+        words = client.put("/items/words", json={"texts": ["a red thing"]})
+        assert (words.status_code, words.json()["error"]["code"]) == (422, "no_encoder")
+
+
 def test_an_artifact_that_aims_at_the_space_answers_words(tmp_path: Path) -> None:
     folder = make_tiny_artifact(tmp_path / "home" / "artifacts" / "tiny")
     space = json.loads((folder / "manifest.json").read_text())["gallery_space"]
