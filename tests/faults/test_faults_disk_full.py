@@ -134,7 +134,7 @@ def test_a_disk_that_is_full_at_any_point_fails_the_operation_and_changes_nothin
     store = store_of(root)
     before = (store.versions(NAME), store.history(NAME))
     failed = 0
-    for room in range(0, 1 << 20, 16 << 10):
+    for room in range(0, 1 << 20, 4 << 10 if name == "upsert" else 16 << 10):
         remount(small_disk, f"size={used(small_disk) + room}")
         said = run_to_end(lambda: OPERATIONS[name].run(root))
         remount(small_disk, f"size={64 << 20}")
