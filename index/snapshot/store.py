@@ -336,7 +336,12 @@ class SnapshotStore:
             sync(folder)
             if activate:
                 earlier = history[:-1] if supersede else history
-                write_history(folder, [*earlier, staging.version])
+                try:
+                    write_history(folder, [*earlier, staging.version])
+                except OSError:  # the disk is full: then nothing was published
+                    if self._known(name)[-1:] != [staging.version]:
+                        (folder / staging.version).rename(staging.path)
+                    raise
         staging.lease.release()
 
     def _checked(self, staging: Staging, shared: Shared) -> frozenset[str]:
