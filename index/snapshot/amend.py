@@ -12,15 +12,19 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-from collections.abc import Iterator, Mapping, Sequence
+import logging
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from hivlp.index.errors import BuildError, SnapshotCorrupt, SnapshotError
+from hivlp.index.errors import BuildError, IndexBusy, SnapshotCorrupt, SnapshotError
 from hivlp.index.snapshot import layout
 from hivlp.index.snapshot.catalogue import OWN_COLUMNS, Catalogue, open_catalogue, open_table
 from hivlp.index.snapshot.changes import (
@@ -30,14 +34,15 @@ from hivlp.index.snapshot.changes import (
     Shape,
     change_table,
     joined,
-    open_segment,
+    next_number,
+    read_segment,
+    record_of,
     write_segment,
 )
 from hivlp.index.snapshot.coded_files import Kind
 from hivlp.index.snapshot.manifest import (
     FORMAT_VERSION,
     ChangesRecord,
-    SegmentRecord,
     SnapshotManifest,
     write_manifest,
 )
@@ -48,7 +53,9 @@ from hivlp.index.snapshot.store import SnapshotStore
 from hivlp.models.artifact import file_record
 from hivlp.models.errors import SpaceMismatch
 
+log = logging.getLogger("hivlp.index")
 LOCK = ".changes.lock"
+POLL_S = 0.02
 JOIN = 2
 """A segment is joined to the next where it is at most so many times as large."""
 MOST_PENDING = 200_000
@@ -104,26 +111,35 @@ class Held:
             index, version = self.manifest.index, self.manifest.version
             raise SnapshotCorrupt(index, version, layout.TEXTS, str(error)) from error
 
-    def has(self, item_id: str) -> bool:
-        """Whether it holds an item of this id."""
-        for segment in reversed(self.segments):
-            if item_id in segment.places:
-                return not segment.deleted[segment.places[item_id]]
-        return self.catalogue.holds(item_id)
+    def holding(self, item_ids: Collection[str]) -> set[str]:
+        """Those of some ids that it holds an item of."""
+        wanted = pa.array(list(item_ids), pa.string())
+        last: dict[str, bool] = {}
+        for segment in self.segments:
+            there = pc.is_in(segment.id_column, value_set=wanted)
+            for place in np.flatnonzero(there.to_numpy(zero_copy_only=False)).tolist():
+                last[segment.id_column[place].as_py()] = not segment.deleted[place]
+        return {i for i in item_ids if last.get(i, i not in last and self.catalogue.holds(i))}
 
 
 def amend(
-    store: SnapshotStore, name: str, changes: Sequence[Change], gallery_space: str | None = None
+    store: SnapshotStore,
+    name: str,
+    changes: Sequence[Change],
+    gallery_space: str | None = None,
+    *,
+    wait_s: float | None = None,
 ) -> Amended:
     """Publish changes and make them active, in milliseconds.
 
     The last change of an id counts. Unknown ids are not deleted, and items whose metadata don't fit
     the columns are left out: both are named in the answer. `gallery_space` is that of the changes'
-    vectors (None: there are none). Raises SpaceMismatch, SnapshotError, BuildError where it can't
-    be written or too much is pending.
+    vectors (None: there are none). Waits for its turn, at most `wait_s` (None: as long as that
+    takes). Raises IndexBusy after that, SpaceMismatch, SnapshotError, BuildError where it can't be
+    written or too much is pending.
     """
     try:
-        with turn(store, name):
+        with turn(store, name, wait_s):
             return _amend(store, name, changes, gallery_space)
     except OSError as error:  # a full disk, a folder that is read-only
         raise BuildError(f"index {name!r} can't be changed: {error}") from error
@@ -133,10 +149,11 @@ def _amend(
     store: SnapshotStore, name: str, changes: Sequence[Change], gallery_space: str | None
 ) -> Amended:
     held = hold(store, name)
+    store.quarantine(name).refuse(held.manifest.version)
     if gallery_space not in (None, held.manifest.gallery_space):
         raise SpaceMismatch(expected=held.manifest.gallery_space, received=str(gallery_space))
     latest = {change.id: change for change in changes}
-    new = {item_id for item_id in latest if not held.has(item_id)}
+    new = latest.keys() - held.holding(latest.keys())
     unknown = {c.id for c in latest.values() if isinstance(c, Delete) and c.id in new}
     kinds = cast(dict[str, Kind], dict(held.changes.columns))
     checked: list[Change] = []
@@ -186,19 +203,29 @@ def _publish(
             shared=shared,
             verify=False,  # the levels are those that are open; of the rest, each byte is hashed
         )
-    _remove_steps(store, name)
+    _remove_step(store, held.manifest)
     return staging.version
 
 
-def _remove_steps(store: SnapshotStore, name: str) -> None:
-    """Remove versions that were steps to the active one, but for those that somebody has open."""
-    history = store.history(name)
-    for version in store.versions(name):
-        if version in history or version > history[-1]:
-            continue
-        with contextlib.suppress(SnapshotError):
-            if store.manifest(name, version).amended_from is not None:
-                store.remove(name, version)
+def _remove_step(store: SnapshotStore, before: SnapshotManifest) -> None:
+    """Remove the step that this one took the place of, and those that it came from itself.
+
+    Steps that led elsewhere stay: somebody went back from them. So do those that are open, until
+    the next one; what can't be removed now is no reason to say that a change failed.
+    """
+    name, step = before.index, before
+    while step.amended_from is not None:
+        try:
+            earlier = store.manifest(name, step.amended_from)
+        except SnapshotError:
+            earlier = None
+        try:
+            store.remove(name, step.version)
+        except (SnapshotError, OSError) as error:
+            log.info("index %s, version %s: not removed yet: %s", name, step.version, error)
+        if earlier is None:
+            return
+        step = earlier
 
 
 def hold(
@@ -206,17 +233,18 @@ def hold(
 ) -> Held:
     """A version's manifest, ids and changes (None: the active one). Raises SnapshotError.
 
-    `whole`: those changes too that its levels hold already.
+    `whole`: those changes too that its levels hold already; all can only be read.
     """
     wanted = store.current(name) if version is None else version
     path = store.path(name, wanted)
     manifest = store.manifest(name, wanted)
-    shape = Shape(manifest.specs, manifest.gallery)
-    changes = manifest.changes
-    records = () if changes is None else changes.segments if whole else changes.pending
+    changes = manifest.changes or ChangesRecord(since=wanted, segments=())
     try:
         catalogue = open_catalogue(path)
-        segments = tuple(open_segment(path, record.file, shape) for record in records)
+        segments = tuple(
+            read_segment(path, record.file)
+            for record in (changes.segments if whole else changes.pending)
+        )
     except (OSError, ValueError, pa.ArrowInvalid) as error:
         raise SnapshotError(name, wanted, f"can't be read: {error}") from error
     return Held(path, manifest, catalogue, segments)
@@ -234,18 +262,14 @@ def _stage(
     """Write the new segment, link all that stays; returns the manifest."""
     old = held.manifest
     before = held.changes
-    table = change_table(changes, before.last + 1, held.shape)
+    table = change_table(enumerate(changes, next_number(before.last)), held.shape)
     segments = list(held.segments)
     while segments and segments[-1].size <= JOIN * table.num_rows:
         table = joined(segments.pop().table, table)
     own = write_segment(staging.path, table)
     gone = {s.name for s in held.segments} - {s.name for s in segments}
     kept = {name: record for name, record in old.files.items() if name not in gone}
-    deletes = sum(table.column("deleted").to_pylist())
-    first, last = (table.column("sequence")[i].as_py() for i in (0, -1))
-    record = SegmentRecord(
-        file=own, first=first, last=last, upserts=table.num_rows - deletes, deletes=deletes
-    )
+    record = record_of(table, own)
     stay = tuple(record for record in before.segments if record.file not in gone)
     update = {"segments": (*stay, record), "columns": dict(kinds)}
     return old.model_copy(
@@ -261,9 +285,21 @@ def _stage(
 
 
 @contextlib.contextmanager
-def turn(store: SnapshotStore, name: str) -> Iterator[None]:
-    """One who changes an index at a time. Raises SnapshotMissing for an unknown index."""
+def turn(store: SnapshotStore, name: str, wait_s: float | None = None) -> Iterator[None]:
+    """One who changes an index at a time, among threads and processes.
+
+    Raises IndexBusy where another one does for longer than `wait_s` (None: waits as long as it
+    takes), SnapshotMissing for an unknown index.
+    """
     store.current(name)
+    until = None if wait_s is None else time.monotonic() + wait_s
     with (store.root / name / LOCK).open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | (0 if until is None else fcntl.LOCK_NB))
+                break
+            except BlockingIOError:
+                if until is not None and time.monotonic() > until:
+                    raise IndexBusy(name, wait_s or 0.0) from None
+                time.sleep(POLL_S)
         yield
