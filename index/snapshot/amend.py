@@ -32,6 +32,7 @@ from hivlp.index.snapshot.changes import (
     Delete,
     Segment,
     Shape,
+    all_joined,
     change_table,
     joined,
     next_number,
@@ -192,19 +193,74 @@ def _publish(
             f"index {name!r}: {pending} changes wait beside what was built, at most "
             f"{MOST_PENDING}: build it again"
         )
+    table = change_table(enumerate(changes, next_number(held.changes.last)), held.shape)
+    step = held.manifest.amended_from is not None
+    version = _publish_table(
+        store, name, held, table, kinds, supersede=step, expected=held.manifest.version
+    )
+    _remove_step(store, held.manifest)
+    return version
+
+
+def _publish_table(
+    store: SnapshotStore,
+    name: str,
+    held: Held,
+    table: Any,
+    kinds: dict[str, Kind],
+    *,
+    supersede: bool,
+    expected: str | None,
+) -> str:
+    """Publish a version with more changes, sharing every other file; returns it."""
     with store.stage(name) as staging:
-        manifest = _stage(staging, held, changes, kinds)
+        manifest = _stage(staging, held, table, kinds)
         shared = share_files(held.path, staging.path, manifest.files.keys() & held.manifest.files)
         write_manifest(staging.path, manifest)
         store.publish(
             staging,
-            supersede=held.manifest.amended_from is not None,
-            expected=held.manifest.version,
+            supersede=supersede,
+            expected=expected,
             shared=shared,
             verify=False,  # the levels are those that are open; of the rest, each byte is hashed
         )
-    _remove_step(store, held.manifest)
     return staging.version
+
+
+def carry_over(store: SnapshotStore, name: str, source: str, target: str) -> int:
+    """Make a whole version active again with the changes of a later one that turned out damaged.
+
+    Returns how many changes came along; without any nothing is published. What the later version's
+    levels had taken in comes along only as deletions: its vectors lie in those levels. Raises
+    SnapshotError, BuildError.
+    """
+    try:
+        with turn(store, name):
+            return _carry_over(store, name, source, target)
+    except (OSError, ValueError, pa.ArrowInvalid) as error:
+        raise BuildError(f"changes of {source} can't be carried over: {error}") from error
+
+
+def _carry_over(store: SnapshotStore, name: str, source: str, target: str) -> int:
+    later = store.manifest(name, source)
+    held = hold(store, name, target)
+    changes = later.changes
+    if changes is None:
+        return 0
+    segments = [read_segment(store.path(name, source), s.file) for s in changes.segments]
+    table = all_joined(segments, after=held.changes.last)
+    able = table.column("deleted")
+    if later.gallery_space == held.manifest.gallery_space:
+        for column in ("image_vector", "text_vectors"):
+            lengths = pc.list_value_length(table.column(column)).fill_null(0)
+            able = pc.or_(able, pc.greater(lengths, 0))
+    table = table.filter(able)
+    if not table.num_rows:
+        return 0
+    columns = {n: kind for n, kind in changes.columns.items() if n not in held.types}
+    kinds = cast(dict[str, Kind], {**columns, **held.changes.columns})
+    _publish_table(store, name, held, table, kinds, supersede=False, expected=None)
+    return int(table.num_rows)
 
 
 def _remove_step(store: SnapshotStore, before: SnapshotManifest) -> None:
@@ -256,13 +312,10 @@ def _fitted(change: Change, held: Held, kinds: dict[str, Kind]) -> Change:
     return replace(change, metadata=fitted(change.metadata, held.types, kinds))
 
 
-def _stage(
-    staging: Staging, held: Held, changes: Sequence[Change], kinds: dict[str, Kind]
-) -> SnapshotManifest:
-    """Write the new segment, link all that stays; returns the manifest."""
+def _stage(staging: Staging, held: Held, table: Any, kinds: dict[str, Kind]) -> SnapshotManifest:
+    """Write the new segment, joined to what it is to be joined to; returns the manifest."""
     old = held.manifest
     before = held.changes
-    table = change_table(enumerate(changes, next_number(before.last)), held.shape)
     segments = list(held.segments)
     while segments and segments[-1].size <= JOIN * table.num_rows:
         table = joined(segments.pop().table, table)

@@ -12,11 +12,11 @@ import pytest
 from hivlp.index.amended_searcher import AmendedSearcher
 from hivlp.index.backends import faiss_graph
 from hivlp.index.cascade import PlanRequest
-from hivlp.index.errors import IndexBusy, SnapshotQuarantined
+from hivlp.index.errors import IndexBusy, NoSuchItem, SnapshotQuarantined
 from hivlp.index.filters import parse_filter
 from hivlp.index.masks import RowMask
 from hivlp.index.snapshot import amend as amending
-from hivlp.index.snapshot.amend import LOCK, amend
+from hivlp.index.snapshot.amend import LOCK, amend, carry_over
 from hivlp.index.snapshot.changes import Delete, Upsert
 from hivlp.index.snapshot.metadata import MAX_INDEX_COLUMNS
 from hivlp.index.snapshot.store import SnapshotStore
@@ -208,3 +208,27 @@ def test_too_many_changes_are_refused(
     amend(store, "default", [upsert("a"), upsert("b", 1)])
     with pytest.raises(Exception, match="build it again"):
         amend(store, "default", [upsert("c", 2), upsert("d", 3)])
+
+
+def test_what_changed_upon_a_damaged_version_is_carried_over_to_a_whole_one(
+    store: SnapshotStore,
+) -> None:
+    whole = store.current("default")
+    write_snapshot(store, images=VECTORS[:45])
+    amend(store, "default", [upsert("new", 1, price=3), Delete("i7")])
+    damaged = store.current("default")
+    assert carry_over(store, "default", damaged, whole) == 2
+    searcher = opened(store)
+    assert searcher.info.items == 40
+    assert searcher.metadata(["new"], None) == [{"price": 3}]
+    with pytest.raises(NoSuchItem):
+        searcher.row_of("i7", "image")
+    assert store.rollback("default") == damaged
+
+
+def test_nothing_is_carried_over_from_a_version_without_changes(store: SnapshotStore) -> None:
+    whole = store.current("default")
+    write_snapshot(store, images=VECTORS[:45])
+    damaged = store.current("default")
+    assert carry_over(store, "default", damaged, whole) == 0
+    assert store.current("default") == damaged
