@@ -8,6 +8,7 @@ import io
 import json
 import tarfile
 from collections.abc import Callable, Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +149,30 @@ def test_a_line_without_an_end_is_not_read_into_memory(
     table.write_bytes(b"id,text\na,x\nb," + b"y" * 100 + b"\n")
     with pytest.raises(CorpusError, match="a line of more than 100 characters"):
         read(table)
+
+
+def test_a_cell_that_python_has_no_value_for_is_a_bad_item_and_no_traceback(tmp_path: Path) -> None:
+    count = 5
+    cells = {
+        "at": pa.array([10**14, 0, 0, 0, 0], pa.timestamp("s")),
+        "day": pa.array([0, 10**8, 0, 0, 0], pa.int32()).cast(pa.date32()),
+        "text": pa.array([b"x", b"x", b"\xff", b"x", b"x"]).view(pa.string()),
+        "long": pa.array([0, 0, 0, 2**62, 0], pa.duration("s")),
+        "spent": pa.array([1_001] * count, pa.duration("ns")),
+        "clock": pa.array([1_001] * count, pa.time64("ns")),
+        "nested": pa.array([{"a": 1_001}] * count, pa.struct([("a", pa.timestamp("ns"))])),
+    }
+    table = pa.table({"id": [f"i{i}" for i in range(count)], **cells})
+    pq.write_table(table, tmp_path / "c.parquet")
+    items, bad = read(tmp_path / "c.parquet")
+    assert [item.id for item in items] == ["i4"]
+    assert items[0].metadata["nested"] == {"a": datetime(1970, 1, 1, 0, 0, 0, 1)}
+    assert [(entry.place, entry.reason) for entry in bad] == [
+        ("row 0", "column 'at': a time outside of the years 1 to 9999, or too long"),
+        ("row 1", "column 'day': a time outside of the years 1 to 9999, or too long"),
+        ("row 2", "column 'text': not UTF-8"),
+        ("row 3", "column 'long': a time outside of the years 1 to 9999, or too long"),
+    ]
 
 
 def test_times_of_nanoseconds_in_parquet_are_cut_to_microseconds(tmp_path: Path) -> None:
