@@ -202,7 +202,7 @@ def _leave_out(
     failed[name] = error
     # An error of the project's own says all there is to say; of another, the place is needed.
     place = None if isinstance(error, HivlpError) else error
-    log.error("index %s: NOT SERVED, the others are: %s", name, error, exc_info=place)
+    log.error("index %s: NOT SERVED: %s", name, error, exc_info=place)
 
 
 def open_whole(store: SnapshotStore, name: str, backend: Backend) -> Snapshot:

@@ -207,8 +207,8 @@ def _draft(
         )
     for name, lost in sorted(streamed.lost_values.items()):
         draft.notes.append(
-            f"column {name!r}: left out {lost} of its values: times outside of the years 1 to 9999, "
-            "or text that is not UTF-8"
+            f"column {name!r}: left out {lost} of its values: times outside of the years 1 to "
+            "9999, or text that is not UTF-8"
         )
     return draft
 
