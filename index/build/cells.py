@@ -25,7 +25,8 @@ PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 def rows_of(batch: Any) -> Iterator[dict[str, Any] | str]:
     """The rows of a record batch by column, or what is wrong with one that can't be read."""
     names = batch.schema.names
-    columns, trouble = [], {}
+    columns: list[list[Any]] = []
+    trouble: dict[int, str] = {}
     for name, column in zip(names, batch.columns, strict=True):
         values, bad = values_of(column)
         columns.append(values)

@@ -53,14 +53,16 @@ class Fields:
     types: Mapping[str, Any]
 
     @staticmethod
-    def of(schema: Any, modality: Modality) -> Fields:
+    def of(schema: Any, modality: Modality, *, pictures: bool = True) -> Fields:
         """By name: `id` or `key`; the first of the pictures' names that holds texts; for texts the
-        first of the captions' names. Captions of pictures are metadata.
+        first of the captions' names. Captions of pictures are metadata, and so are pictures' paths
+        where no folder is known that they start at.
         """
         strings = [f.name for f in schema if pa.types.is_string(kept_type(f.type))]
         texts = [f.name for f in schema if is_text(f.type)]
         own = next((name for name in ID_COLUMNS if name in schema.names), None)
-        image = next((name for name in IMAGE_COLUMNS if name in strings), None)
+        names = IMAGE_COLUMNS if pictures else ()
+        image = next((name for name in names if name in strings), None)
         captions = CAPTION_COLUMNS if modality == "text" else ()
         text = next((name for name in captions if name in texts), None)
         rest = sorted(set(schema.names) - {own, image, text})

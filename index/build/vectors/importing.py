@@ -205,6 +205,8 @@ def _draft(
             f"{streamed.lost_pictures} pictures' paths lead out of {root} and were left out; "
             "--pictures names the folder they lie in"
         )
+    if source.left_out:
+        draft.notes.append(f"columns of bytes were left out: {', '.join(source.left_out)}")
     for name, lost in sorted(streamed.lost_values.items()):
         draft.notes.append(
             f"column {name!r}: left out {lost} of its values: times outside of the years 1 to "

@@ -106,7 +106,8 @@ class Stream:
         self._failures_file = failures_file
         self._root = root
         self._erased = erased
-        self._fields = Fields.of(source.schema, modality)
+        pictures = source.rooted or root != source.root
+        self._fields = Fields.of(source.schema, modality, pictures=pictures)
         self._read = 0
         self._failed = 0
         self._lost_pictures = 0

@@ -171,8 +171,30 @@ def test_a_row_has_one_text_and_an_empty_one_where_there_is_none() -> None:
 
 def test_payloads_become_columns_that_fit_every_value_seen() -> None:
     payloads: list[dict[str, Any]] = [
-        {"n": 1, "f": 1, "m": 1, "b": True, "l": ["x"], "z": None, "id": "mine", "big": 2**63},
-        {"n": 2, "f": 0.5, "m": "a", "b": None, "l": [], "o": {"k": "é"}},
+        {
+            "w": 2**53 + 1,
+            "v": 1,
+            "u": 2**53 + 1,
+            "n": 1,
+            "f": 1,
+            "m": 1,
+            "b": True,
+            "l": ["x"],
+            "z": None,
+            "id": "mine",
+            "big": 2**63,
+        },
+        {
+            "w": 1,
+            "v": 2.5,
+            "u": 0.5,
+            "n": 2,
+            "f": 0.5,
+            "m": "a",
+            "b": None,
+            "l": [],
+            "o": {"k": "é"},
+        },
     ]
     kinds = Kinds()
     for payload in payloads:
@@ -183,6 +205,9 @@ def test_payloads_become_columns_that_fit_every_value_seen() -> None:
     }
     assert {name: (str(c.type), c.to_pylist()) for name, c in found.items()} == {
         "n": ("int64", [1, 2]),
+        "w": ("int64", [2**53 + 1, 1]),
+        "v": ("double", [1.0, 2.5]),
+        "u": ("string", [str(2**53 + 1), "0.5"]),
         "f": ("double", [1.0, 0.5]),
         "m": ("string", ["1", "a"]),
         "b": ("bool", [True, None]),
