@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from hivlp.index.build.items import CAPTION_COLUMNS, ID_COLUMNS
 from hivlp.index.errors import CorpusError
 
-PART_BYTES = 64 * 2**20
+PART_BYTES = 32 * 2**20
 """Of the columns beside the vectors, decoded: what a part has, and up to READ_ROWS rows more."""
 READ_ROWS = 256
 """Rows that are decoded at a time."""

@@ -199,7 +199,7 @@ def test_whatever_is_no_header_of_an_array_is_an_error_that_names_the_file(
 ) -> None:
     path = tmp_path / "v.npy"
     path.write_bytes(content + bytes(64))
-    with pytest.raises(CorpusError, match="not a readable .npy file") as caught:
+    with pytest.raises(CorpusError, match=r"not a readable .npy file") as caught:
         NpySource(path)
     assert caught.value.place == str(path)
     with pytest.raises(BuildError, match=r"v\.npy: not a readable .npy file"):
