@@ -201,16 +201,14 @@ def ids_of(column: Any | None, first: int, count: int) -> tuple[Any, dict[int, s
     return ids, reasons
 
 
-def references(column: Any, root: Path) -> tuple[Any, int]:
-    """Pictures' paths relative to `root`, null for those that leave it, and how many do.
-
-    A path that is not UTF-8 is null.
-    Not one picture is looked for.
+def references(column: Any, root: Path) -> tuple[Any, int, int]:
+    """Pictures' paths relative to `root`, null for those that leave it or are not UTF-8, and how
+    many of each there are. Not one picture is looked for.
     """
-    paths, _ = as_kept("image", column, pa.string())
+    paths, unread = as_kept("image", column, pa.string())
     suspect = _places(pc.fill_null(pc.match_substring_regex(paths, SUSPECT), False))
     if not suspect:
-        return paths, 0
+        return paths, 0, unread
     listed = paths.to_pylist()
     lost = 0
     for place in suspect:
@@ -219,7 +217,7 @@ def references(column: Any, root: Path) -> tuple[Any, int]:
         except RowError:
             listed[place] = None
             lost += 1
-    return pa.array(listed, pa.string()), lost
+    return pa.array(listed, pa.string()), lost, unread
 
 
 def texts_of(column: Any | None, count: int) -> tuple[Any, int]:

@@ -195,8 +195,9 @@ class Stream:
         count = len(batch.vectors)
         if self._fields.image is not None:
             column = batch.table.column(self._fields.image)
-            refs, lost = references(column, self._root)
+            refs, lost, unread = references(column, self._root)
             self._lost_pictures += lost
+            self._lost_values.update({self._fields.image: unread} if unread else {})
             return one_chunk(refs)
         if not (self._source.pictures_inside and self._root == self._source.root):
             return pa.nulls(count, pa.string())

@@ -150,11 +150,13 @@ def test_ids_are_strings_and_each_that_cannot_be_one_says_why() -> None:
 
 def test_pictures_stay_inside_the_corpus_and_none_is_opened(tmp_path: Path) -> None:
     given = ["a.png", "in/b.png", str(tmp_path / "c.png"), "/etc/passwd", "../x.png", "http://x/y"]
-    refs, lost = references(pa.array([*given, None, "in/../d.png", "..e.png"]), tmp_path)
+    refs, lost, unread = references(pa.array([*given, None, "in/../d.png", "..e.png"]), tmp_path)
     assert refs.to_pylist() == [
         "a.png", "in/b.png", "c.png", None, None, None, None, "d.png", "..e.png",
     ]  # fmt: skip
-    assert lost == 3
+    assert (lost, unread) == (3, 0)
+    refs, lost, unread = references(NOT_UTF8, tmp_path)
+    assert (refs.to_pylist(), lost, unread) == ([None, "a"], 0, 1)
 
 
 def test_a_row_has_one_text_and_an_empty_one_where_there_is_none() -> None:
