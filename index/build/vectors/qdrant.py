@@ -152,7 +152,6 @@ def download(
     of = _described(server, collection, vector)
     name = hashlib.sha256("\0".join((_shown(url), collection, of.vector)).encode()).hexdigest()[:32]
     folder = home / "cache" / "imports" / name
-    folder.mkdir(parents=True, exist_ok=True)
     lock = locked(folder, server.place)
     try:
         state = State.read(folder, of)

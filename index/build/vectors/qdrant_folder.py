@@ -99,7 +99,11 @@ def locked(folder: Path, place: str) -> int:
 
     Raises CorpusError where another process does.
     """
-    lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except FileNotFoundError as error:  # removed by its holder in between
+        raise CorpusError(place, f"another process removed {folder}; run it again") from error
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
