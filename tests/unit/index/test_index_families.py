@@ -270,3 +270,21 @@ def test_a_snapshot_of_an_older_format_is_still_searched(
     plan = searcher.plan(PlanRequest("image", "text", 10))
     exact = found_by(searcher, searcher.plan(PlanRequest("image", "text", 10, "exact")))
     assert recall(found_by(searcher, plan), exact) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("share", "k", "expected"),
+    [
+        (1.0, 10, 19),  # as measured
+        (0.1, 10, 116),  # a tenth of the 871 that 100 need, and 3 * sqrt(87)
+        (0.5, 10, 48),  # half of the 60 that 20 need, on the line between, and 3 * sqrt(30)
+        (0.01, 10, 459),  # a hundredth of what the line beyond says that 1,000 need, and chance
+    ],
+)
+def test_under_a_mask_as_many_are_kept_as_more_results_of_all_rows_need(
+    share: float, k: int, expected: int
+) -> None:
+    points = (WidthPoint(1, (6,)), WidthPoint(10, (19,)), WidthPoint(100, (871,)))
+    table = {("image", "text", "funnel"): points}
+    plan = make_plan(PlanRequest("image", "text", k, "funnel"), specs(), table, 10_000, share=share)
+    assert plan.stages[0].keep == pytest.approx(expected, abs=2)
