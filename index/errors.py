@@ -3,6 +3,7 @@
 HivlpError
 ├── CorpusError             a corpus can't be read; names the place
 ├── BuildError              a build can't be finished or must not be published
+│   └── IndexBusy           another process has been changing the index for too long
 ├── PlanError               a search plan that contradicts itself or the index; names the parameter
 ├── NoSuchItem              an id that the snapshot does not hold
 ├── NoDevice                a GPU was asked for, and none is seen
@@ -33,6 +34,10 @@ class CorpusError(HivlpError):
 
 class BuildError(HivlpError):
     """A build can't be finished, or its result must not be published."""
+
+
+class IndexBusy(BuildError):
+    """Another process has been changing the index for longer than was to be waited."""
 
 
 class PlanError(InputError):

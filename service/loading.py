@@ -156,7 +156,8 @@ def load_catalogue(settings: Settings, loader: Loader | None = None) -> Catalogu
                 room = read_through(served.snapshot, room)
         for served in opened.values():
             warm(served, settings.limits)
-    cells = {name: LiveSnapshot(own) for name, own in opened.items()}
+    keep_s, keep = settings.changes.keep_s, settings.changes.keep_versions
+    cells = {name: LiveSnapshot(own, keep_s=keep_s, keep=keep) for name, own in opened.items()}
     return Catalogue(cells, loader.store, loader)
 
 
