@@ -224,8 +224,10 @@ class Swapper:
             if searched != version and not self._holds_damaged(name, version, file, served):
                 return None
         quarantine = self._source.store.quarantine(name)
-        if searched not in {entry.version for entry in quarantine.entries()}:
-            quarantine.add(searched, file, f"the same file as that of version {version}, damaged")
+        known = {entry.version: entry for entry in quarantine.entries()}
+        if searched not in known:
+            reason = known[version].reason if version in known else "damaged"
+            quarantine.add(searched, file, reason)
         return searched
 
     def _holds_damaged(self, name: str, version: str, file: str, served: ServedVersion) -> bool:

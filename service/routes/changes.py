@@ -23,7 +23,6 @@ from hivlp.service.writers import check_writer
 
 FORBIDDEN: dict[int | str, dict[str, Any]] = {
     403: {"model": ErrorAnswer, "description": "Items can't be changed over HTTP here, or by you."},
-    408: {"model": ErrorAnswer, "description": "The body did not come in time."},
 }
 router = APIRouter(prefix="/items", tags=["items"], responses={**ERRORS, **FORBIDDEN})
 

@@ -231,3 +231,12 @@ def test_head_asks_for_the_headers_alone(client: httpx.Client) -> None:
         for name in ("content-type", "content-length", "etag"):
             assert head.headers.get(name) == full.headers.get(name)
     assert client.head("/search/text").status_code == 405
+
+
+def test_pictures_of_one_moment_and_size_are_told_apart(tmp_path: Path) -> None:
+    for name in ("a.png", "b.png"):
+        (tmp_path / name).write_bytes(b"12345")
+        os.utime(tmp_path / name, (1_000_000, 1_000_000))
+    first, second = (locate(tmp_path, name, "x").tag for name in ("a.png", "b.png"))
+    assert first != second
+    assert first == locate(tmp_path, "a.png", "x").tag
