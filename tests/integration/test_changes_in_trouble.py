@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import fcntl
 import shutil
@@ -232,8 +233,14 @@ def test_a_publication_under_way_is_finished_when_the_service_stops(
         crowd = Crowd(client, app)
         crowd.send("put", "PUT", "/items/finished", waits=False, json={"texts": ["x"]})
         assert begun.wait(20)
-        state_of(app).stop_changes()
+        state = state_of(app)
+        state.stop_changes()
+        loop = next(iter(state._tasks._tasks.values())).get_loop()
+        stopped = asyncio.run_coroutine_threadsafe(state._tasks.stop(), loop)
+        time.sleep(0.1)
+        assert not stopped.done()  # it waits for what is under way
         go_on.set()
+        stopped.result(20)
         assert crowd.join()["put"].status_code == 200
         assert client.get("/items/finished").status_code == 200
 

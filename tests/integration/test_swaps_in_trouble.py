@@ -157,12 +157,14 @@ def test_what_was_superseded_while_it_loaded_is_dropped(
         store.activate("default", first)
         answer = client.put("/items/kept", json={"texts": ["x"]})
         assert (answer.status_code, answer.json()["searchable"]) == (200, True)
+        before = swaps(client, "done")
         warmth.go_on.set()
         until(lambda: not store.in_use("default", second))
         for _ in range(50):
             assert client.get("/items/kept").status_code == 200
             assert served(client) == answer.json()["snapshot"]
             time.sleep(0.005)
+        assert swaps(client, "done") == before  # not even for a moment
 
 
 def test_changes_made_while_a_version_loads_are_served_with_it(
