@@ -160,8 +160,7 @@ class AmendedSearcher:
         self, item_ids: Sequence[str], names: Sequence[str] | None
     ) -> list[dict[str, Any]]:
         """Metadata of items, all columns or the named ones. Raises NoSuchItem, PlanError."""
-        own = self.snapshot.catalogue.metadata_names
-        known = {*own, *self._filters.names}
+        own, known = self.snapshot.catalogue.metadata_names, self._filters.names
         unknown = [name for name in names or () if name not in known]
         if unknown:
             raise PlanError(

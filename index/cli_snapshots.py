@@ -141,9 +141,23 @@ def _verify(given: argparse.Namespace, store: SnapshotStore) -> int:
 
 
 def _activate(given: argparse.Namespace, store: SnapshotStore) -> int:
+    left = _left_behind(store, given.index, given.version)
     store.activate(given.index, given.version)
     print(f"{given.index} {given.version}: active")
+    if left:
+        print(f"{left} items that were put or deleted since it was made are not in it")
     return DONE
+
+
+def _left_behind(store: SnapshotStore, index: str, version: str) -> int:
+    """How many changes the active version has that another one hasn't."""
+    try:
+        there, wanted = store.manifest(index).changes, store.manifest(index, version).changes
+    except SnapshotError:
+        return 0
+    last = 0 if wanted is None else wanted.last
+    segments = () if there is None else there.segments
+    return sum(s.upserts + s.deletes for s in segments if s.last > last)
 
 
 def _rollback(given: argparse.Namespace, store: SnapshotStore) -> int:

@@ -6,9 +6,10 @@ item has a value of it. A segment's columns are made when a filter first asks, o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import threading
+from collections.abc import Collection, Mapping, Sequence
 from datetime import date
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -25,25 +26,26 @@ from hivlp.index.snapshot.snapshot import Snapshot
 from hivlp.models.levels import Modality
 
 NO_ROWS: RowArray = np.empty(0, np.int64)
+_MAKING = threading.Lock()
 
 
 class DeltaFilters:
     """Answers filters of one version. Safe for several threads."""
 
     def __init__(self, snapshot: Snapshot, delta: Delta) -> None:
+        changes = snapshot.manifest.changes
+        own = changes.columns if changes is not None else {}
         self._snapshot = snapshot
         self._delta = delta
         self._types = column_types(snapshot)
-        self._row_items = {side: own.row_items for side, own in snapshot.sides.items()}
-        self._names: frozenset[str] | None = None
+        self._row_items = {side: one.row_items for side, one in snapshot.sides.items()}
+        self._kinds = {name: cast(Kind, kind) for name, kind in own.items()}
+        self._kinds |= {name: kind_of(kind) for name, kind in self._types.items()}
 
     @property
-    def names(self) -> frozenset[str]:
-        """Columns that some item of the delta has."""
-        if self._names is None:
-            found = (columns_of(segment, self._types) for segment in self._delta.segments)
-            self._names = frozenset(name for columns in found for name in columns)
-        return self._names
+    def names(self) -> Collection[str]:
+        """The columns of the index, built ones and those that changes brought."""
+        return self._kinds.keys()
 
     def values(self, place: Place) -> dict[str, Any]:
         """Metadata of an item of the delta."""
@@ -56,24 +58,18 @@ class DeltaFilters:
 
         Raises FilterError for a column that neither has, or one asked for what it isn't.
         """
-        kinds = self._kinds()
         row_items = self._row_items.get(searched, NO_ROWS)
-        absent = _absent(kinds, len(self._snapshot.catalogue))
+        absent = _absent(self._kinds, len(self._snapshot.catalogue))
         built = self._snapshot.filters.rows(expression, searched, row_items, absent)
         parts = []
         for part in self._delta.parts[searched]:
             segment = self._delta.segments[part.segment]
             masks = _masks(segment, self._types)
-            own = masks.rows(expression, searched, part.rows.owners, _absent(kinds, segment.size))
+            own = masks.rows(
+                expression, searched, part.rows.owners, _absent(self._kinds, segment.size)
+            )
             parts.append(own.allowed)
         return built, tuple(parts)
-
-    def _kinds(self) -> dict[str, Kind]:
-        """Every column there is, and its kind: that of the built items first."""
-        kinds: dict[str, Kind] = {}
-        for segment in reversed(self._delta.segments):
-            kinds |= {n: c.kind for n, c in columns_of(segment, self._types).items()}
-        return kinds | {name: kind_of(kind) for name, kind in self._types.items()}
 
 
 def column_types(snapshot: Snapshot) -> dict[str, Any]:
@@ -84,20 +80,40 @@ def column_types(snapshot: Snapshot) -> dict[str, Any]:
 
 def columns_of(segment: Segment, types: Mapping[str, Any]) -> Mapping[str, CodedColumn]:
     """The coded columns of a segment's items, made once; `types` are those of the built items."""
-    known: Mapping[str, CodedColumn] | None = segment.lazy.get("columns")
-    if known is None:
-        rows = [segment.metadata(place) for place in range(segment.size)]
-        names = sorted({name for row in rows for name in row})
-        arrays = {name: _array([row.get(name) for row in rows], name, types) for name in names}
-        known = {name: code_column(name, pa.chunked_array([a])) for name, a in arrays.items()}
-        segment.lazy["columns"] = known
+    with _MAKING:
+        known: Mapping[str, CodedColumn] | None = segment.lazy.get("columns")
+        if known is None:
+            places: dict[str, list[int]] = {}
+            values: dict[str, list[Any]] = {}
+            for place in range(segment.size):
+                for name, value in segment.metadata(place).items():
+                    places.setdefault(name, []).append(place)
+                    values.setdefault(name, []).append(value)
+            known = {
+                name: _coded(segment, name, places[name], values[name], types)
+                for name in sorted(places)
+            }
+            segment.lazy["columns"] = known
     return known
 
 
+def _coded(
+    segment: Segment,
+    name: str,
+    places: Sequence[int],
+    values: list[Any],
+    types: Mapping[str, Any],
+) -> CodedColumn:
+    """One column of all items of a segment, from the values of those that have one."""
+    taken = np.full(segment.size, -1, np.int64)
+    taken[places] = np.arange(len(places))
+    array = _array(values, name, types).take(pa.array(taken, mask=taken < 0))
+    return code_column(name, pa.chunked_array([array]))
+
+
 def _masks(segment: Segment, types: Mapping[str, Any]) -> FilterMasks:
-    masks: FilterMasks | None = segment.lazy.get("masks")
-    if masks is None:
-        masks = segment.lazy["masks"] = FilterMasks(columns_of(segment, types), segment.size)
+    columns = columns_of(segment, types)
+    masks: FilterMasks = segment.lazy.setdefault("masks", FilterMasks(columns, segment.size))
     return masks
 
 
@@ -105,22 +121,25 @@ def _array(values: list[Any], name: str, types: Mapping[str, Any]) -> Any:
     """One column, of the built column's type where there is one."""
     kind = types.get(name)
     if kind is None:
-        return pa.array(values, type=_json_type(values))
+        return _json_array(values)
     if pa.types.is_date(kind):
-        values = [None if value is None else date.fromisoformat(value) for value in values]
+        values = [date.fromisoformat(value) for value in values]
     elif pa.types.is_timestamp(kind):
         return pa.array(values, type=pa.string()).cast(kind)
     return pa.array(values, type=kind)
 
 
-def _json_type(values: list[Any]) -> Any:
-    """The Arrow type of JSON values of one kind; numbers are fractions where one is."""
-    first = next((value for value in values if value is not None), "")
+def _json_array(values: list[Any]) -> Any:
+    """JSON values of one kind as an Arrow array; numbers are fractions where one is."""
+    first = values[0] if values else ""
     if isinstance(first, bool):
-        return pa.bool_()
+        return pa.array(values, pa.bool_())
     if isinstance(first, (int, float)):
-        return pa.float64() if any(isinstance(v, float) for v in values) else pa.int64()
-    return pa.list_(pa.string()) if isinstance(first, list) else pa.string()
+        if any(isinstance(value, float) for value in values):
+            return pa.array([float(value) for value in values], pa.float64())
+        return pa.array(values, pa.int64())
+    kind = pa.list_(pa.string()) if isinstance(first, list) else pa.string()
+    return pa.array(values, kind)
 
 
 def _absent(kinds: Mapping[str, Kind], items: int) -> dict[str, CodedColumn]:

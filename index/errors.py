@@ -3,7 +3,7 @@
 HivlpError
 ├── CorpusError             a corpus can't be read; names the place
 ├── BuildError              a build can't be finished or must not be published
-│   └── IndexBusy           another process has been changing the index for too long
+│   └── IndexBusy           another process changes the index
 ├── PlanError               a search plan that contradicts itself or the index; names the parameter
 ├── NoSuchItem              an id that the snapshot does not hold
 ├── NoDevice                a GPU was asked for, and none is seen
@@ -37,7 +37,10 @@ class BuildError(HivlpError):
 
 
 class IndexBusy(BuildError):
-    """Another process has been changing the index for longer than was to be waited."""
+    """Another process changes the index for longer than was to be waited."""
+
+    def __init__(self, index: str, waited_s: float) -> None:
+        super().__init__(f"index {index!r} is being changed by another process for {waited_s:g} s")
 
 
 class PlanError(InputError):

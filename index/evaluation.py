@@ -316,7 +316,8 @@ def sample_queries(
     found: dict[Modality, Sampled] = {}
     unread = 0
     for side in snapshot.sides.values():
-        rows = np.sort(rng.choice(side.size, min(limit, side.size), replace=False))
+        said = side.modality == "text" and model.encodes
+        rows = _sampled_rows(snapshot, side, limit, rng, said)
         ordinals = side.row_items[rows].tolist()
         queries = _encoded(snapshot, model, side, rows, ordinals)
         if side.modality == "image" and model.image is not None:
@@ -328,6 +329,19 @@ def sample_queries(
             own = np.searchsorted(side.row_items, queries.ordinals)
         found[side.modality] = Sampled(queries, own.astype(np.int64))
     return found, unread
+
+
+def _sampled_rows(
+    snapshot: Snapshot, side: Side, limit: int, rng: np.random.Generator, said: bool
+) -> RowArray:
+    """Some rows that can be found, ascending; where `said`, only those whose text isn't blank."""
+    alive = None if snapshot.delta is None else snapshot.delta.alive(side.modality)
+    there = side.size if alive is None else alive.count
+    picked = np.sort(rng.choice(there, min(limit, there), replace=False)).astype(np.int64)
+    rows = picked if alive is None else alive.rows[picked]
+    if said and len(rows):
+        rows = rows[[bool(side.texts[row].as_py().strip()) for row in rows.tolist()]]
+    return rows
 
 
 def _encoded(

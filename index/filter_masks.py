@@ -99,13 +99,13 @@ class FilterMasks:
             return kept
         column = self._columns.get(condition.field) or absent.get(condition.field)
         if column is None:
-            raise FilterError(condition.place, self._unknown(condition.field))
+            raise FilterError(condition.place, self._unknown(condition.field, absent))
         bits = np.packbits(column.mask(condition), bitorder="little")
         self._keep(self._bits, condition.key, bits)
         return bits
 
-    def _unknown(self, field: str) -> str:
-        names = sorted(self._columns)
+    def _unknown(self, field: str, absent: Mapping[str, CodedColumn]) -> str:
+        names = sorted({*self._columns, *absent})
         known = ", ".join(names[:MOST_NAMED]) + (", ..." if len(names) > MOST_NAMED else "")
         return f"no metadata column {field!r}; there are: {known or 'none'}"
 

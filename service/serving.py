@@ -135,8 +135,8 @@ class Live(Protocol):
         their last lease.
         """
 
-    def expire(self) -> None:
-        """Let go of versions that were kept for long enough."""
+    def expire(self, keep: Callable[[ServedVersion], bool]) -> None:
+        """Let go of versions that were kept for long enough, or aren't to `keep`."""
 
     def close_in(self, pool: Executor) -> None:
         """Close versions in this pool from now on."""

@@ -18,9 +18,12 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from datetime import datetime
+from functools import partial
 
 from hivlp.index.errors import SnapshotError, SnapshotMissing, SnapshotQuarantined
 from hivlp.index.snapshot.manifest import SnapshotManifest
+from hivlp.index.snapshot.names import ERASED
 from hivlp.index.snapshot.quarantine import from_error, is_lasting
 from hivlp.models.errors import HivlpError
 from hivlp.service.metrics import Metrics
@@ -78,9 +81,12 @@ class Swapper:
     async def expire(self) -> None:
         """Let go of superseded versions that were kept for long enough, for ever."""
         while True:
-            for live in self._catalogue.indexes.values():
-                live.expire()
+            await asyncio.to_thread(self._expire)
             await asyncio.sleep(min(1.0, self._poll_s))
+
+    def _expire(self) -> None:
+        for name, live in self._catalogue.indexes.items():
+            live.expire(keep=partial(_is_younger, erased_s=self._erased_s(name)))
 
     def serving(self, name: str) -> str:
         """The version that is served."""
@@ -246,7 +252,10 @@ class Swapper:
 
     def _flip(self, name: str, served: ServedVersion) -> None:
         now = None if served.snapshot is None else served.snapshot.manifest
-        self._catalogue.live(name).swap(served, keep=lambda old: _may_stay(old, now))
+        erased_s = self._erased_s(name)
+        self._catalogue.live(name).swap(
+            served, keep=lambda old: _may_stay(old, now) and _is_younger(old, erased_s)
+        )
         self._forget(name)
         self._metrics.swaps.labels("done").inc()
         self._shown(name)
@@ -291,6 +300,15 @@ class Swapper:
             exc_info=None if expected else error,
         )
 
+    def _erased_s(self, name: str) -> float:
+        """When items of the index were erased last, in seconds since 1970; -inf for never."""
+        try:
+            return (self._source.store.folder(name) / ERASED).stat().st_mtime
+        except FileNotFoundError:
+            return -math.inf
+        except OSError:  # who knows
+            return math.inf
+
     def _forget(self, name: str) -> None:
         self._failed.pop(name, None)
         self._said.pop(name, None)
@@ -310,12 +328,18 @@ class _Opened:
 
 
 def _may_stay(old: ServedVersion, now: SnapshotManifest | None) -> bool:
-    """Whether a superseded version may be kept: over the same levels, and nothing erased since.
+    """Whether a superseded version may be kept: one over the same levels.
 
     Such a version costs a few pages; one of other levels, as much memory as the index itself.
     """
     if old.snapshot is None or now is None:
         return False
-    before = old.snapshot.manifest
-    erased = (frozenset(() if m.changes is None else m.changes.erased) for m in (before, now))
-    return before.built_files == now.built_files and len(set(erased)) == 1
+    return old.snapshot.manifest.built_files == now.built_files
+
+
+def _is_younger(old: ServedVersion, erased_s: float) -> bool:
+    """Whether a version can have nothing of what was erased; a whole second is left for rounding.
+
+    Erasing waits until nobody has the others open.
+    """
+    return datetime.fromisoformat(old.searcher.info.created_at).timestamp() > erased_s

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import fcntl
 import threading
 import time
 from collections.abc import Sequence
 
 from hivlp.index.errors import IndexBusy
-from hivlp.index.snapshot.amend import LOCK, Amended, amend
+from hivlp.index.snapshot.amend import Amended, amend
 from hivlp.index.snapshot.changes import Change
 from hivlp.index.snapshot.store import SnapshotStore
 
 SLICE_S = 0.2
 """How long is waited for a turn without a look whether the service is being stopped."""
-LOOK_S = 0.01
 
 
 def amend_in_turn(
@@ -30,29 +28,12 @@ def amend_in_turn(
 
     Raises IndexBusy after `wait_s` seconds, or within SLICE_S once `stop` is set; else as `amend`.
     """
-    until = time.monotonic() + wait_s
+    began = time.monotonic()
     while True:
+        left_s = max(0.0, began + wait_s - time.monotonic())
         try:
-            left = max(0.0, until - time.monotonic())
-            _await_turn(store, name, min(SLICE_S, left))
-            return amend(store, name, changes, space)
-        except IndexBusy:
-            if stop.is_set() or time.monotonic() >= until:
-                raise
-
-
-def _await_turn(store: SnapshotStore, name: str, wait_s: float) -> None:
-    """Wait until nobody holds the index's turn. Raises IndexBusy, SnapshotMissing, OSError."""
-    store.current(name)
-    until = time.monotonic() + wait_s
-    with (store.root / name / LOCK).open("w") as lock:
-        while True:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if time.monotonic() >= until:
-                    message = f"index {name!r} is being changed by another process; try again"
-                    raise IndexBusy(message) from None
-                time.sleep(LOOK_S)
-            else:
-                return
+            return amend(store, name, changes, space, wait_s=min(SLICE_S, left_s))
+        except IndexBusy as error:
+            waited_s = time.monotonic() - began
+            if stop.is_set() or waited_s >= wait_s:
+                raise IndexBusy(name, round(waited_s, 1)) from error

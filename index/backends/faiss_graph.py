@@ -134,16 +134,17 @@ class GraphLevel:
     def _walk_masked(
         self, query: FloatArray, k: int, ef: int, entry: RowArray | None, mask: RowMask
     ) -> Candidates:
-        """The whole beam, hidden rows left out: at least MOSTLY of it must be rows allowed.
+        """The whole beam, hidden rows left out: MOSTLY as many as it is wide must be left.
 
         Else the beam is widened, up to 16 times; beyond, the rows allowed are scored one by
         one, as for a query whose neighbourhood was deleted.
         """
+        first = ef * self.size // max(mask.count, 1)
         for times in WIDENED:
-            beam = min(ef * times, self.size)
+            beam = min(first * times, self.size)
             real = self._reached(query, beam, beam, entry)
             able = real[mask.allowed[real]]
-            if len(able) >= max(k, MOSTLY * len(real), MOSTLY * ef):
+            if len(able) >= max(k, MOSTLY * ef):
                 return Candidates.ranked(able, self._rows.score(query, able), k)
         return best_rows(self._rows, query, k, mask)
 

@@ -161,7 +161,7 @@ def _build_index(
     builds = cache_folder / "builds"
     failures_file = builds / f"{name}.failures.jsonl"
     width = sum(model.gallery_dims)
-    folding = None if settings.forget_changes else Folding.begin(store, name)
+    folding = Folding.begin(store, name, forget=settings.forget_changes)
     with (
         EmbeddingCache(cache_folder / "embeddings", model.gallery_space, width) as cache,
         ItemSpool(builds) as spool,

@@ -31,6 +31,7 @@ from hivlp.index.errors import BuildError
 from hivlp.index.evaluation import SEED, Sampled, sample_queries
 from hivlp.index.local_searcher import LocalSearcher
 from hivlp.index.plans import run_plan
+from hivlp.index.snapshot.amend import turn
 from hivlp.index.snapshot.manifest import (
     FORMAT_VERSION,
     DirectedRecord,
@@ -155,29 +156,59 @@ def _calibrate(
     if not same:
         left = sorted({f"{r.query} to {r.searched}" for r in kept})
         notes += [f"{direction}: still as measured with the encoder before" for direction in left]
-    with store.stage(name) as staging:
-        shared = share_files(snapshot.path, staging.path, old.files)
-        build = old.build.model_copy(update={"target": settings.target})
-        manifest = old.model_copy(
-            update={
+    update = {
+        "query_encoder": model.query_encoder,
+        "model": model.name,
+        "artifact": str(model.path) if model.encodes else old.artifact,
+        "build": old.build.model_copy(update={"target": settings.target}),
+        "widths": (*kept, *measured.widths),
+        "exits": _renewed(old.exits if same else (), measured.exits, replaced),
+        "retrieval": _renewed(old.retrieval, measured.retrieval, replaced),
+        "paces": _renewed(old.paces if same else (), measured.paces, replaced),
+    }
+    path = _publish(store, snapshot, update, settings, latest=version is None)
+    return CalibrationReport(store.manifest(name, path.name), path, tuple(notes))
+
+
+def _publish(
+    store: SnapshotStore,
+    snapshot: Snapshot,
+    update: dict[str, object],
+    settings: CalibrationSettings,
+    *,
+    latest: bool,
+) -> Path:
+    """Publish the version that was measured with its measurements; returns its folder.
+
+    `latest`: it was the active one, and what was put or deleted since is taken along. Raises
+    BuildError where another version became active meanwhile.
+    """
+    old, folder = snapshot.manifest, snapshot.path
+    name = old.index
+    with turn(store, name):
+        if latest:
+            old = store.manifest(name)
+            folder = store.path(name, old.version)
+            if old.built_files != snapshot.manifest.built_files:
+                raise BuildError(
+                    f"index {name!r}: version {old.version} became active while another was "
+                    "measured; calibrate again"
+                )
+        with store.stage(name) as staging:
+            shared = share_files(folder, staging.path, old.files)
+            now = datetime.now(UTC).isoformat(timespec="seconds")
+            fixed = {
                 "format_version": FORMAT_VERSION,
                 "version": staging.version,
-                "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
-                "query_encoder": model.query_encoder,
-                "model": model.name,
-                "artifact": str(model.path) if model.encodes else old.artifact,
-                "build": build,
-                "widths": (*kept, *measured.widths),
-                "exits": _renewed(old.exits if same else (), measured.exits, replaced),
-                "retrieval": _renewed(old.retrieval, measured.retrieval, replaced),
-                "paces": _renewed(old.paces if same else (), measured.paces, replaced),
+                "created_at": now,
                 "calibrated_from": old.version,
                 "amended_from": None,
             }
-        )
-        write_manifest(staging.path, manifest)
-        path = store.publish(staging, activate=settings.activate, shared=shared)
-    return CalibrationReport(store.manifest(name, staging.version), path, tuple(notes))
+            write_manifest(staging.path, old.model_copy(update={**update, **fixed}))
+            expected = old.version if latest else None
+            return store.publish(
+                staging, activate=settings.activate, shared=shared, expected=expected
+            )
 
 
 def _renewed(

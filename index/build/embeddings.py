@@ -90,10 +90,19 @@ class EmbeddingCache:
         except sqlite3.Error as error:
             raise BuildError(f"{self.path}: can't be written: {error}") from error
 
-    def keys_of(self, vectors: Collection[bytes]) -> list[bytes]:
-        """The keys of given vectors, (width,) float32 as bytes; reads the whole file."""
-        rows = self._base.execute("SELECT key, numbers FROM vectors")
-        return [key for key, numbers in rows if numbers in vectors]
+    def keys_of(self, digests: Collection[str]) -> list[bytes]:
+        """The keys of vectors by the sha256 of their numbers, as float32 or as float16.
+
+        Reads the whole file.
+        """
+        if not digests:
+            return []
+        found = []
+        for key, numbers in self._base.execute("SELECT key, numbers FROM vectors"):
+            half = np.frombuffer(numbers, "<f4").astype("<f2").tobytes()
+            if any(hashlib.sha256(n).hexdigest() in digests for n in (numbers, half)):
+                found.append(key)
+        return found
 
     def forget(self, keys: Iterable[bytes]) -> int:
         """Remove vectors so that their bytes are in no file; returns how many there were.

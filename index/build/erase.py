@@ -7,61 +7,60 @@ codes, texts, metadata and coded columns are written without them, graphs keep t
 hold no numbers. All older versions that have the items are removed, once nobody has them open; so
 are their vectors in the embedding cache and their uploaded pictures. The corpus is the user's own:
 it is not touched, but builds leave the items out from then on, by a hash of their ids.
+
+What is to be removed is written down before anything is: an erasure that dies, or has to wait for a
+reader, is finished by running it again. A build that began before it doesn't publish.
 """
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import json
-import os
-import shutil
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from hivlp.index.backends.choose import write_level
-from hivlp.index.backends.rows import LevelRows, inverse_norms
 from hivlp.index.build.embeddings import EmbeddingCache, content_key
+from hivlp.index.build.rewrite import rewritten, side_rows
 from hivlp.index.candidates import RowArray
 from hivlp.index.errors import BuildError, CorpusError, SnapshotError
 from hivlp.index.snapshot import layout
 from hivlp.index.snapshot.amend import Held, hold, turn
-from hivlp.index.snapshot.catalogue import ID, hash_index, id_hash, table_writer, write_table
-from hivlp.index.snapshot.changes import without_ids, write_segment
-from hivlp.index.snapshot.coded import FOLDER as CODED
-from hivlp.index.snapshot.coding import write_coded_file
-from hivlp.index.snapshot.delta import rows_of
 from hivlp.index.snapshot.durable import replace_text
-from hivlp.index.snapshot.manifest import (
-    FORMAT_VERSION,
-    ChangesRecord,
-    SegmentRecord,
-    SnapshotManifest,
-    write_manifest,
+from hivlp.index.snapshot.erasures import (
+    Traces,
+    add_erased,
+    forget_traces,
+    read_traces,
+    short_hash,
+    write_traces,
 )
-from hivlp.index.snapshot.shared import share_files
-from hivlp.index.snapshot.store import SnapshotStore, Staging
-from hivlp.index.snapshot.uploads import picture_roots, upload_path
-from hivlp.models.artifact import file_record
+from hivlp.index.snapshot.gc import delete, leftovers
+from hivlp.index.snapshot.leases import in_use
+from hivlp.index.snapshot.names import BUILDING
+from hivlp.index.snapshot.store import SnapshotStore
+from hivlp.index.snapshot.uploads import (
+    PictureRoots,
+    picture_roots,
+    unused_uploads,
+    upload_path,
+)
 from hivlp.models.levels import Modality
-from hivlp.models.runtime.progress import Progress
 
-NOBODY = "\x01"
-"""What an erased item's id begins with; no id of a corpus may hold it."""
 POLL_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
 class ErasedReport:
-    """What was done: `version` is active now; `left` versions still have the items, being in use.
+    """What was done: `version` is active now.
 
-    `unknown` ids were nowhere. `cached` vectors and `pictures` were removed besides.
+    `left` are versions, and folders of builds, that hold something of the items and are in use:
+    run it again. `unknown` ids were nowhere. `cached` vectors and `pictures` were removed besides.
     """
 
     version: str
@@ -72,15 +71,6 @@ class ErasedReport:
     cached: int = 0
     pictures: int = 0
     notes: tuple[str, ...] = ()
-
-
-@dataclass(slots=True)
-class _Traces:
-    """What is known of the items that go, gathered before it goes."""
-
-    texts: set[str] = field(default_factory=set)
-    images: set[str] = field(default_factory=set)
-    vectors: set[bytes] = field(default_factory=set)
 
 
 def erase(
@@ -94,279 +84,124 @@ def erase(
     """Erase items for good. Needs room for a copy of the rows of the index.
 
     Waits up to `wait_s` for readers of older versions to leave them. Raises SnapshotError, and
-    BuildError where something can't be written: then nothing has changed.
+    BuildError where something can't be written: run it again then, it goes on where it stopped.
     """
-    wanted = frozenset(ids)
     try:
-        with turn(store, name):
-            having = [v for v in store.versions(name) if _has(store, name, v, wanted)]
-            known = frozenset().union(*(_ids_of(store, name, v, wanted) for v in having))
-            traces = _Traces()
-            for version in having:
-                _gather(hold(store, name, version, whole=True), known, traces)
-            version = store.current(name)
-            if version in having:
-                version = _rewritten(store, name, known, quiet)
+        return _erase(store, name, frozenset(ids), wait_s, quiet)
     except OSError as error:
         raise BuildError(f"index {name!r} can't be changed: {error}") from error
+
+
+def _erase(
+    store: SnapshotStore, name: str, ids: frozenset[str], wait_s: float, quiet: bool
+) -> ErasedReport:
+    folder, notes = store.folder(name), list[str]()
+    hashes = {short_hash(item_id): item_id for item_id in ids}
+    with turn(store, name):
+        begun = read_traces(folder)
+        having = {v: found for v in store.versions(name) if (found := _held(store, name, v, ids))}
+        version = store.current(name)
+        traces = _gathered(store, having, ids, notes)
+        traces.add(begun)
+        known = {hashes[short] for short in traces.hashes & hashes.keys()}
+        if traces.hashes:
+            write_traces(folder, traces)
+            add_erased(folder, traces.hashes, time.time_ns())
+        if version in having:
+            version = rewritten(store, name, known, quiet)
+        builds = [path for path in folder.glob(f"{BUILDING}*") if in_use(path)]
     removed, left = _removed(store, name, having, wait_s)
-    cached, notes = _forget_vectors(store, name, version, traces)
-    pictures = _forget_pictures(store, name, version, traces)
-    _forget_lists(store, name, known)
+    left += tuple(path.name for path in _gone(builds, wait_s) if traces.hashes)
+    for path in leftovers(folder, pulls=True):
+        delete(path)
+    cached = _forget_vectors(store, traces)
+    pictures = _forget_pictures(store, name, traces)
+    _forget_lists(store, name, ids)
+    if not left:
+        forget_traces(folder)
+    if spools := _spools(store):
+        notes.append(f"downloads that did not end may hold it: remove {spools}")
     return ErasedReport(
         version,
         tuple(sorted(known)),
-        tuple(sorted(wanted - known)),
+        tuple(sorted(ids - known)),
         removed,
         left,
         cached,
         pictures,
-        notes,
+        tuple(notes),
     )
 
 
-def _has(store: SnapshotStore, name: str, version: str, ids: frozenset[str]) -> bool:
-    try:
-        return bool(_ids_of(store, name, version, ids))
-    except SnapshotError:
-        return True  # can't be read, so it can't be known: it goes
-
-
-def _ids_of(store: SnapshotStore, name: str, version: str, ids: frozenset[str]) -> set[str]:
-    """Which of the ids a version has anything of."""
+def _held(store: SnapshotStore, name: str, version: str, ids: frozenset[str]) -> Held | str | None:
+    """The version if it has anything of the items; why where it can't be read, None without."""
     try:
         held = hold(store, name, version, whole=True)
-    except SnapshotError:
-        return set()
-    found = {item_id for item_id in ids if held.catalogue.holds(item_id)}
-    return found | {item_id for segment in held.segments for item_id in ids & segment.places.keys()}
+        has = any(held.catalogue.holds(item_id) for item_id in ids)
+        has = has or any(ids & segment.places.keys() for segment in held.segments)
+    except (SnapshotError, OSError, ValueError, IndexError, pa.ArrowException) as error:
+        if version == store.current(name):
+            raise
+        return str(error) or type(error).__name__
+    return held if has else None
 
 
-def _gather(held: Held, ids: frozenset[str], traces: _Traces) -> None:
-    """Texts, picture references and vectors of the items in one version."""
+def _gathered(
+    store: SnapshotStore,
+    having: Mapping[str, Held | str],
+    ids: frozenset[str],
+    notes: list[str],
+) -> Traces:
+    """What the items left elsewhere, as far as the versions tell; one that can't be read goes."""
+    traces = Traces()
+    for version, held in having.items():
+        try:
+            if isinstance(held, str):
+                raise ValueError(held)
+            _gather(held, ids, picture_roots(held.path.parent, held.manifest.corpus.root), traces)
+        except (SnapshotError, OSError, ValueError, IndexError, pa.ArrowException) as error:
+            if isinstance(held, Held) and held.manifest.version == store.current(
+                held.manifest.index
+            ):
+                raise
+            notes.append(f"version {version} can't be read, and is removed: {error}")
+    return traces
+
+
+def _gather(held: Held, ids: frozenset[str], roots: PictureRoots, traces: Traces) -> None:
+    """Keys, uploads and vectors of the items in one version."""
+    images: set[str] = set()
     for segment in held.segments:
         for item_id in ids & segment.places.keys():
-            change = segment.change(segment.places[item_id])
-            traces.texts.update(getattr(change, "texts", ()))
-            traces.images.update(i for i in [getattr(change, "image", None)] if i)
-    items = [i for i in ids if held.catalogue.holds(i)]
-    traces.images.update(ref for i in items if (ref := held.catalogue.image_ref(i)))
+            keys, uploads = segment.left(segment.places[item_id])
+            traces.hashes.add(short_hash(item_id))
+            traces.keys.update(key.hex() for key in keys)
+            images.update(uploads)
+    items = [item_id for item_id in ids if held.catalogue.holds(item_id)]
+    traces.hashes.update(map(short_hash, items))
+    images.update(ref for i in items if (ref := held.catalogue.image_ref(i)))
+    for reference in images:
+        traces.uploads.update([reference] if upload_path(Path(), reference) else [])
+        with contextlib.suppress(CorpusError):  # gone: its vectors are looked for by themselves
+            traces.keys.add(content_key("image", roots.read(reference)).hex())
     ordinals = np.sort(np.array([held.catalogue.ordinal(i) for i in items], np.int64))
     for side in held.manifest.sides:
-        rows = _rows(held.path, side, ordinals)
+        rows = side_rows(held.path, side, ordinals)
         if side == "text" and len(rows):
-            column = held.texts()
-            traces.texts.update(column.take(pa.array(rows)).to_pylist())
-        if held.manifest.gallery == "nested" and held.manifest.sides[side].rows_type == "fp32":
-            name = layout.rows_file(side, "nested", len(held.manifest.levels))
-            matrix = np.load(held.path / name, mmap_mode="r", allow_pickle=False)
-            traces.vectors.update(matrix[row].astype("<f4").tobytes() for row in rows)
+            texts = held.texts().take(pa.array(rows)).to_pylist()
+            traces.keys.update(content_key("text", text.encode()).hex() for text in texts)
+        traces.vectors.update(_row_hashes(held, side, rows))
 
 
-def _rows(folder: Path, side: Modality, ordinals: RowArray) -> RowArray:
-    row_items = np.load(folder / layout.row_items_file(side), mmap_mode="r", allow_pickle=False)
-    return rows_of(ordinals, row_items)
-
-
-def _rewritten(store: SnapshotStore, name: str, ids: frozenset[str], quiet: bool) -> str:
-    """Publish the active version without the items; by whoever holds the turn."""
-    held = hold(store, name, whole=True)
-    with store.stage(name) as staging:
-        work = _Rewrite(held, staging, ids)
-        with Progress(f"erase {name}", len(work.steps), "file", quiet=quiet) as progress:
-            for step in work.steps:
-                step()
-                progress.step()
-        write_manifest(staging.path, work.manifest())
-        shared = share_files(held.path, staging.path, work.shared())
-        write_manifest(staging.path, work.manifest())
-        store.publish(staging, expected=held.manifest.version, shared=shared)
-    return staging.version
-
-
-class _Rewrite:
-    """Writes what must change of one version; the rest is shared."""
-
-    def __init__(self, held: Held, staging: Staging, ids: frozenset[str]) -> None:
-        self._held = held
-        self._to = staging.path
-        self._version = staging.version
-        self._ids = ids
-        items = [item_id for item_id in ids if held.catalogue.holds(item_id)]
-        self._ordinals = np.sort(np.array([held.catalogue.ordinal(i) for i in items], np.int64))
-        self._segments: list[SegmentRecord] = []
-        self._gone: set[str] = set()
-        self.steps = [self._changes]
-        if len(items):
-            self.steps += [self._items, self._erased]
-            self.steps += [
-                lambda side=side: self._side(side)  # type: ignore[misc]
-                for side in held.manifest.sides
-                if len(_rows(held.path, side, self._ordinals))
-            ]
-
-    def shared(self) -> set[str]:
-        """Files that stay as they are."""
-        return {n for n in self._held.manifest.files if n not in self._gone}
-
-    def manifest(self) -> SnapshotManifest:
-        """The manifest of what was written and of what is shared."""
-        old = self._held.manifest
-        files = {n: record for n, record in old.files.items() if n not in self._gone}
-        written = (path for path in sorted(self._to.rglob("*")) if path.is_file())
-        for path in written:
-            own = path.relative_to(self._to).as_posix()
-            if own not in files and own != "manifest.json":
-                files[own] = file_record(path)
-        changes = self._held.changes
-        erased = {*changes.erased, *(f"{id_hash(item_id):016x}" for item_id in self._ids)}
-        since = changes.since if old.changes else old.version
-        return old.model_copy(
-            update={
-                "format_version": FORMAT_VERSION,
-                "version": self._version,
-                "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
-                "amended_from": None,
-                "changes": ChangesRecord(
-                    since=since,
-                    folded=changes.folded,
-                    segments=tuple(self._segments),
-                    columns=changes.columns,
-                    erased=tuple(sorted(erased)),
-                ),
-                "files": files,
-            }
-        )
-
-    def _changes(self) -> None:
-        """Segments without the items' changes."""
-        for record, segment in zip(self._held.changes.segments, self._held.segments, strict=True):
-            if not self._ids & segment.places.keys():
-                self._segments.append(record)
-                continue
-            self._gone.add(record.file)
-            table = without_ids(segment.table, self._ids)
-            if table.num_rows:
-                own = write_segment(self._to, table)
-                deletes = sum(table.column("deleted").to_pylist())
-                numbers = table.column("sequence")
-                self._segments.append(
-                    SegmentRecord(
-                        file=own,
-                        first=numbers[0].as_py(),
-                        last=numbers[-1].as_py(),
-                        upserts=table.num_rows - deletes,
-                        deletes=deletes,
-                    )
-                )
-
-    def _items(self) -> None:
-        """items.arrow and all that is made of it, with nobody in the items' places."""
-        self._gone |= {layout.ITEMS, layout.ITEM_HASHES, layout.ITEM_ORDINALS}
-        self._gone |= {n for n in self._held.manifest.files if n.startswith(f"{CODED}/")}
-        source = self._held.path / layout.ITEMS
-        first = 0
-        with pa.memory_map(str(source)) as mapped:
-            reader = pa.ipc.open_file(mapped)
-            with table_writer(self._to / layout.ITEMS, reader.schema) as writer:
-                for number in range(reader.num_record_batches):
-                    batch = reader.get_batch(number)
-                    writer.write_batch(self._blank(batch, first))
-                    first += batch.num_rows
-        names = list(self._held.catalogue.metadata_names)
-        write_coded_file(self._to, self._to / layout.ITEMS, names)
-        hashes = np.load(self._held.path / layout.ITEM_HASHES, allow_pickle=False)
-        ordinals = np.load(self._held.path / layout.ITEM_ORDINALS, allow_pickle=False)
-        by_item = np.empty_like(hashes)
-        by_item[ordinals] = hashes
-        for ordinal in self._ordinals.tolist():
-            by_item[ordinal] = id_hash(f"{NOBODY}{ordinal}")
-        ascending, places = hash_index(by_item)
-        np.save(self._to / layout.ITEM_HASHES, ascending, allow_pickle=False)
-        np.save(self._to / layout.ITEM_ORDINALS, places, allow_pickle=False)
-
-    def _blank(self, batch: Any, first: int) -> Any:
-        """A record batch whose items from here are nobody: an id of their place, and nulls."""
-        own = self._ordinals[(self._ordinals >= first) & (self._ordinals < first + batch.num_rows)]
-        if not len(own):
-            return batch
-        gone = np.zeros(batch.num_rows, np.bool_)
-        gone[own - first] = True
-        mask = pa.array(gone)
-        # Taken anew: what only marks values as null leaves their bytes where they are.
-        kept = pa.array(np.arange(batch.num_rows), mask=gone)
-        columns = []
-        for name, column in zip(batch.schema.names, batch.columns, strict=True):
-            if name == ID:
-                ids = pa.array([f"{NOBODY}{ordinal}" for ordinal in own.tolist()], column.type)
-                columns.append(pc.replace_with_mask(column, mask, ids))
-            else:
-                columns.append(column.take(kept))
-        return pa.RecordBatch.from_arrays(columns, schema=batch.schema)
-
-    def _erased(self) -> None:
-        before = np.empty(0, np.int64)
-        if layout.ERASED in self._held.manifest.files:
-            before = np.load(self._held.path / layout.ERASED, allow_pickle=False)
-        self._gone.add(layout.ERASED)
-        np.save(self._to / layout.ERASED, np.union1d(before, self._ordinals), allow_pickle=False)
-
-    def _side(self, side: Modality) -> None:
-        """Rows and what is made of them: the items' are zeros."""
-        manifest, gone = self._held.manifest, _rows(self._held.path, side, self._ordinals)
-        (self._to / side).mkdir(exist_ok=True)
-        matrices = {}
-        for spec in manifest.specs:
-            name = layout.rows_file(side, manifest.gallery, spec.level)
-            if name not in matrices:
-                matrices[name] = self._zeroed(name, gone)
-            self._gone.add(name)
-        rows = self._levels(side, matrices)
-        record = manifest.sides[side]
-        for level in record.faiss_levels:
-            name = layout.faiss_file(side, level)
-            self._gone.add(name)
-            write_level(self._to / name, rows[level], record.level1 if level == 1 else "flat")
-        if record.maskable is not None:
-            name = layout.maskable_file(side)
-            self._gone.add(name)
-            write_level(self._to / name, rows[1], record.maskable)
-        if side == "text":
-            self._gone.add(layout.TEXTS)
-            texts = self._held.texts()
-            mask = np.zeros(len(texts), np.bool_)
-            mask[gone] = True
-            blank = texts.take(pa.array(np.arange(len(texts)), mask=mask)).fill_null("")
-            write_table(self._to / layout.TEXTS, pa.table({"text": blank}))
-
-    def _zeroed(self, name: str, rows: RowArray) -> Any:
-        """A copy of an array's file in which some rows are zeros, mapped."""
-        shutil.copyfile(self._held.path / name, self._to / name)
-        matrix = np.load(self._to / name, mmap_mode="r", allow_pickle=False)
-        begin = os.path.getsize(self._to / name) - matrix.nbytes  # noqa: PTH202  one call
-        stride = matrix.strides[0]
-        with (self._to / name).open("r+b") as stream:
-            for row in rows.tolist():
-                stream.seek(begin + row * stride)
-                stream.write(bytes(stride))
-        found = np.load(self._to / name, mmap_mode="r", allow_pickle=False)
-        return found.view(np.ndarray)
-
-    def _levels(self, side: Modality, matrices: dict[str, Any]) -> dict[int, LevelRows]:
-        manifest = self._held.manifest
-        specs, nested = manifest.specs, manifest.gallery == "nested"
-        if not nested:
-            names = {s.level: layout.rows_file(side, manifest.gallery, s.level) for s in specs}
-            return {s.level: LevelRows(matrices[names[s.level]], s.dim) for s in specs}
-        matrix = next(iter(matrices.values()))
-        if len(specs) == 1:
-            return {specs[0].level: LevelRows(matrix, specs[0].dim)}
-        norms = np.stack([inverse_norms(matrix, spec.dim) for spec in specs[:-1]])
-        name = layout.norms_file(side)
-        self._gone.add(name)
-        np.save(self._to / name, norms, allow_pickle=False)
-        rows = {s.level: LevelRows(matrix, s.dim, n) for s, n in zip(specs, norms, strict=False)}
-        return {**rows, specs[-1].level: LevelRows(matrix, specs[-1].dim)}
+def _row_hashes(held: Held, side: Modality, rows: RowArray) -> Iterator[str]:
+    """sha256 of what the embedding cache holds for rows, in the precision that they are kept in."""
+    manifest = held.manifest
+    names = dict.fromkeys(
+        layout.rows_file(side, manifest.gallery, spec.level) for spec in manifest.specs
+    )
+    arrays = [np.load(held.path / name, mmap_mode="r", allow_pickle=False) for name in names]
+    for row in rows.tolist():
+        yield hashlib.sha256(b"".join(array[row].tobytes() for array in arrays)).hexdigest()
 
 
 def _removed(
@@ -389,52 +224,61 @@ def _removed(
         time.sleep(POLL_S)
 
 
-def _forget_vectors(
-    store: SnapshotStore, name: str, version: str, traces: _Traces
-) -> tuple[int, tuple[str, ...]]:
-    """Remove the items' vectors from every embedding cache, by content, else by the numbers."""
-    keys = {content_key("text", text.encode()) for text in traces.texts}
-    manifest = store.manifest(name, version)
-    roots = picture_roots(store.root / name, manifest.corpus.root)
-    notes = []
-    for reference in sorted(traces.images):
-        try:
-            keys.add(content_key("image", roots.read(reference)))
-        except CorpusError:
-            notes.append(
-                f"{reference}: not read any more; its vectors were looked for by themselves"
-            )
+def _gone(builds: Sequence[Path], wait_s: float) -> list[Path]:
+    """Those of some folders that are still in use after `wait_s`."""
+    until = time.monotonic() + wait_s
+    left = list(builds)
+    while True:
+        left = [path for path in left if path.is_dir() and in_use(path)]
+        if not left or time.monotonic() > until:
+            return left
+        time.sleep(POLL_S)
+
+
+def _forget_vectors(store: SnapshotStore, traces: Traces) -> int:
+    """Remove the items' vectors from every embedding cache, by content and by the numbers."""
+    if not traces.hashes:
+        return 0
+    keys = {bytes.fromhex(key) for key in traces.keys}
     folder, removed = store.home / "cache" / "embeddings", 0
     for file in sorted(folder.glob("*.sqlite")) if folder.is_dir() else ():
         with EmbeddingCache(folder, file.stem, 0) as cache:
-            keys_here = keys | set(cache.keys_of(traces.vectors)) if traces.vectors else keys
-            removed += (
-                cache.forget(keys_here)
-                if cache.missing(list(keys_here)) != list(dict.fromkeys(keys_here))
-                else 0
-            )
-    return removed, tuple(notes)
+            removed += cache.forget(keys.union(cache.keys_of(traces.vectors)))
+    return removed
 
 
-def _forget_pictures(store: SnapshotStore, name: str, version: str, traces: _Traces) -> int:
-    """Remove uploaded pictures that no item has any more."""
-    held = hold(store, name, version, whole=True)
-    used = {ref for ref in held.catalogue.images() if ref}
-    used |= {ref for s in held.segments for ref in s.table.column("image").to_pylist() if ref}
-    removed = 0
-    for reference in traces.images - used:
-        path = upload_path(store.root / name, reference)
-        if path is not None and path.is_file():
-            path.unlink()
-            removed += 1
+def _forget_pictures(store: SnapshotStore, name: str, traces: Traces) -> int:
+    """Remove the items' uploaded pictures that no version names any more."""
+    folder, removed = store.folder(name), 0
+    with turn(store, name):
+        unused = set(unused_uploads(folder, store.versions(name), older_than_s=-1.0))
+        for reference in traces.uploads:
+            path = upload_path(folder, reference)
+            if path in unused:
+                path.unlink(missing_ok=True)
+                removed += 1
     return removed
 
 
 def _forget_lists(store: SnapshotStore, name: str, ids: frozenset[str]) -> None:
-    """Take the items out of the lists of what builds left out."""
+    """Take the items out of the lists of what builds left out; a broken line goes too."""
     folder = store.home / "cache" / "builds"
     for file in sorted(folder.glob(f"{name}.*failures.jsonl")) if folder.is_dir() else ():
-        lines = file.read_text(encoding="utf-8").splitlines()
-        kept = [line for line in lines if json.loads(line).get("id") not in ids]
+        lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
+        kept = [line for line in lines if not _speaks_of(line, ids)]
         if len(kept) < len(lines):
             replace_text(file, "".join(f"{line}\n" for line in kept))
+
+
+def _speaks_of(line: str, ids: frozenset[str]) -> bool:
+    try:
+        failure = json.loads(line)
+        return failure["id"] in ids or failure["place"] in ids
+    except (ValueError, KeyError, TypeError):
+        return True
+
+
+def _spools(store: SnapshotStore) -> str:
+    """The folder of downloads that did not end, where there is any."""
+    folder = store.home / "cache" / "imports"
+    return str(folder) if folder.is_dir() and any(folder.iterdir()) else ""

@@ -11,35 +11,43 @@ another.
 
 from __future__ import annotations
 
+import json
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import date, datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from hivlp.index.build.items import BadItem, Item
 from hivlp.index.build.overlay import Overlay
 from hivlp.index.build.upserts import Draft, Workshop, encode_drafts
-from hivlp.index.errors import CorpusError, SnapshotMissing
+from hivlp.index.errors import BuildError, CorpusError, SnapshotMissing
+from hivlp.index.masks import BoolArray
 from hivlp.index.pictures import read_picture
 from hivlp.index.snapshot import layout
 from hivlp.index.snapshot.amend import Held, hold, turn
-from hivlp.index.snapshot.catalogue import OWN_COLUMNS, id_hash, open_table
+from hivlp.index.snapshot.catalogue import OWN_COLUMNS, open_table
 from hivlp.index.snapshot.changes import (
     Change,
-    Delete,
+    Segment,
     Shape,
     Upsert,
+    all_joined,
     change_table,
-    joined,
     last_changes,
+    metadata_text,
+    open_segment,
+    record_of,
     without_vectors,
     write_segment,
 )
 from hivlp.index.snapshot.durable import sync_tree
+from hivlp.index.snapshot.erasures import is_erased, read_erased, short_hash
 from hivlp.index.snapshot.manifest import (
     ChangesRecord,
     SegmentRecord,
@@ -112,16 +120,17 @@ class ByTurning:
         before = None
         if imported.rotated:
             before = np.load(held.path / layout.ROTATION, allow_pickle=False)
-        return replace(
-            change,
-            image_vector=self._turned(change.image_vector, before),
-            text_vectors=self._turned(change.text_vectors, before),
-        )
+        if change.image_vector is None and change.text_vectors is None:
+            return None
+        image = self._turned(change.image_vector, before)
+        texts = self._turned(change.text_vectors, before)
+        own = self.gallery_space if change.own else None
+        return replace(change, image_vector=image, text_vectors=texts, own=own)
 
     def _turned(self, rows: FloatArray | None, before: FloatArray | None) -> FloatArray | None:
         if rows is None or not rows.size:
             return rows
-        found = rows.reshape(-1, self.shape.width)
+        found = np.atleast_2d(rows)
         if before is not None:
             found = found @ before.T
         if self.rotation is not None:
@@ -131,27 +140,40 @@ class ByTurning:
 
 @dataclass(frozen=True, slots=True)
 class Folding:
-    """The changes of an index as they were when a build began.
+    """The changes of an index, and what was erased of it, as they were when a build began.
 
-    `beside`: the build takes none of them in; all are carried over beside its levels.
+    `beside`: the build takes none of the changes in; all are carried over beside its levels.
+    `forget`: it takes none in, and those made before it are dropped.
     """
 
     store: SnapshotStore
     held: Held
+    began_ns: int
+    erased: Mapping[str, int]
     beside: bool = False
+    forget: bool = False
 
     @staticmethod
-    def begin(store: SnapshotStore, name: str, *, beside: bool = False) -> Folding | None:
+    def begin(
+        store: SnapshotStore, name: str, *, beside: bool = False, forget: bool = False
+    ) -> Folding | None:
         """None for an index without a version. Raises SnapshotError."""
+        began_ns = time.time_ns()
         try:
-            return Folding(store, hold(store, name, whole=True), beside)
+            held = hold(store, name, whole=True)
         except SnapshotMissing:
             return None
+        return Folding(store, held, began_ns, read_erased(store.folder(name)), beside, forget)
 
     @property
     def last(self) -> int:
-        """The sequence number of the last change that the build takes in."""
-        return 0 if self.beside else self.held.changes.last
+        """The sequence number of the last change that the build answers for."""
+        return 0 if self.beside and not self.forget else self.held.changes.last
+
+    @property
+    def taken_in(self) -> tuple[Segment, ...]:
+        """The segments whose changes are in the levels."""
+        return () if self.beside or self.forget else self.held.segments
 
     def overlay(self, gallery_space: str, *, texts: bool = False) -> Overlay:
         """What of the corpus to leave out, and which items to add.
@@ -159,70 +181,77 @@ class Folding:
         `texts`: all values of the corpus's metadata are texts, as in CSV, so that those of the
         items added must be too.
         """
-        latest = {item_id for segment in self.held.segments for item_id in segment.ids}
-        erased = set(self.held.changes.erased)
+        latest = {item_id for segment in self.taken_in for item_id in segment.ids}
 
         def hides(item_id: str) -> bool:
-            return item_id in latest or (bool(erased) and f"{id_hash(item_id):016x}" in erased)
+            return item_id in latest or (bool(self.erased) and short_hash(item_id) in self.erased)
 
         return Overlay(hides, self._items(gallery_space, texts))
 
     def finish(
         self, folder: Path, version: str, types: Mapping[str, Any], encode: Encode
-    ) -> tuple[ChangesRecord, list[str]]:
+    ) -> tuple[ChangesRecord | None, list[str]]:
         """Write the changes of the version being built, those made meanwhile included.
 
         For whoever holds the index's turn, until the version is published. `types` are its metadata
-        columns. Returns the record, and notes on what could not be kept.
+        columns. Returns the record (None without changes), and notes on what could not be kept.
+        Raises BuildError where something in `folder` was erased while it was built.
         """
+        erased = read_erased(self.store.folder(self.held.manifest.index))
+        self._refuse_erased(folder, erased)
         now = hold(self.store, self.held.manifest.index, whole=True)
-        taken_in = self.held.segments and not self.beside
-        records = [self._folded(folder)] if taken_in else []
-        later, notes = self._later(now, types, encode)
-        if later:
-            records.append(_write(folder, change_table(later, self.last + 1, encode.shape)))
-        changed = now.changes.model_copy(
-            update={"since": version, "folded": self.last, "segments": tuple(records)}
-        )
-        own = {name: kind for name, kind in changed.columns.items() if name not in types}
-        return changed.model_copy(update={"columns": own}), notes
-
-    def _folded(self, folder: Path) -> SegmentRecord:
-        """One segment of all that the levels hold now, without the vectors that can be remade."""
-        first, *others = self.held.segments
-        table = first.table
-        for segment in others:
-            table = joined(table, segment.table)
-        return _write(folder, without_vectors(table))
-
-    def _later(
-        self, now: Held, types: Mapping[str, Any], encode: Encode
-    ) -> tuple[list[Change], list[str]]:
-        """Changes that are not in the levels, fit for what was built."""
         notes: list[str] = []
-        found: list[Change] = []
-        fit = (
-            change if isinstance(change, Delete) else _refitted(change, types, notes)
-            for change in last_changes(now.segments, after=self.last)
+        tables = [
+            without_vectors(without_erased(all_joined(self.taken_in), erased)),
+            self._later(now, types, encode, notes),
+        ]
+        records = [_write(folder, table) for table in tables if table.num_rows]
+        if not records:
+            return None, notes
+        columns = {n: kind for n, kind in now.changes.columns.items() if n not in types}
+        return (
+            ChangesRecord(
+                since=version, folded=self.last, segments=tuple(records), columns=columns
+            ),
+            notes,
         )
-        if now.manifest.gallery_space == encode.gallery_space:
-            return list(fit), notes
-        for change in fit:
-            fresh = change if isinstance(change, Delete) else encode.again(change, now, self)
-            if fresh is None:
+
+    def _refuse_erased(self, folder: Path, erased: Mapping[str, int]) -> None:
+        """Raises BuildError where the version being built holds what was erased since it began."""
+        since = [int(short, 16) for short, at in erased.items() if at >= self.began_ns]
+        if since:
+            hashes = np.load(folder / layout.ITEM_HASHES, mmap_mode="r", allow_pickle=False)
+            if np.isin(np.array(since, np.uint64), hashes).any():
+                raise BuildError(
+                    f"index {self.held.manifest.index!r}: items were erased while it was being "
+                    "built, and are in what was built: build it again"
+                )
+
+    def _later(self, now: Held, types: Mapping[str, Any], encode: Encode, notes: list[str]) -> Any:
+        """The table of changes that are not in the levels, fit for what was built."""
+        table = all_joined(now.segments, after=self.last)
+        same = now.manifest.gallery_space == encode.gallery_space
+        as_is = pc.or_(table.column("deleted"), pa.array(_has_vectors(table, same)))
+        kept = _refitted(table.filter(as_is), types, notes)
+        fresh: list[tuple[int, Change]] = []
+        rest = Segment("", table.filter(pc.invert(as_is)), None)
+        for number, change in last_changes([rest]):
+            assert isinstance(change, Upsert), "deletions are kept as they are"
+            again = encode.again(change, now, self)
+            if again is None:
                 notes.append(f"item {change.id!r} could not be carried over: no vector of it is")
             else:
-                found.append(fresh)
-        return found, notes
+                fresh.append((number, again))
+        made = _refitted(change_table(fresh, encode.shape), types, notes)
+        return pa.concat_tables([kept, made]).sort_by("sequence")
 
     def _items(self, gallery_space: str, texts: bool) -> Iterator[Item | BadItem]:
-        same = gallery_space == self.held.manifest.gallery_space
-        for change in last_changes(self.held.segments):
-            if isinstance(change, Upsert):
-                yield self._item(change, same, texts)
+        for number, change in last_changes(self.taken_in):
+            if isinstance(change, Upsert) and not is_erased(change.id, number, self.erased):
+                yield self._item(change, gallery_space, texts)
 
-    def _item(self, change: Upsert, same: bool, texts: bool) -> Item | BadItem:
-        if change.own and not same:
+    def _item(self, change: Upsert, gallery_space: str, texts: bool) -> Item | BadItem:
+        if change.own not in (None, gallery_space):
             reason = "its vector is of another model's space, and can't be made again"
             return BadItem("changes", change.id, reason)
         picture = self.picture_of(change)
@@ -237,12 +266,12 @@ class Folding:
             metadata,
             picture,
             place="changes",
-            vectors=_own_vectors(change, self.held.shape.width),
+            vectors=_own_vectors(change),
         )
 
     def picture_of(self, change: Upsert) -> bytes | BadItem | None:
         """The bytes of an item's uploaded picture; None where it has none."""
-        folder = self.store.root / self.held.manifest.index
+        folder = self.store.folder(self.held.manifest.index)
         root, reference = picture_roots(folder, "").find(change.image)
         if root is None or reference is None or change.own:
             return None
@@ -278,36 +307,53 @@ def publish_folded(
     types = {f.name: f.type for f in open_table(table).schema if f.name not in OWN_COLUMNS}
     with turn(store, staging.index):
         changes, notes = folding.finish(staging.path, staging.version, types, made.encode)
-        if changes.segments or changes.erased:
+        if changes is not None:
             files = {s.file: file_record(staging.path / s.file) for s in changes.segments}
             update = {"changes": changes, "files": {**manifest.files, **files}}
             write_manifest(staging.path, manifest.model_copy(update=update))
+            for record in changes.pending:
+                open_segment(staging.path, record.file, made.encode.shape)
         path = store.publish(staging, activate=activate, verified=manifest.files, verify=False)
     return path, notes
 
 
 def _write(folder: Path, table: Any) -> SegmentRecord:
-    name = write_segment(folder, table)
-    numbers, deleted = table.column("sequence"), table.column("deleted")
-    deletes = sum(deleted.to_pylist())
-    return SegmentRecord(
-        file=name,
-        first=numbers[0].as_py(),
-        last=numbers[-1].as_py(),
-        upserts=table.num_rows - deletes,
-        deletes=deletes,
-    )
+    return record_of(table, write_segment(folder, table))
 
 
-def _refitted(change: Upsert, types: Mapping[str, Any], notes: list[str]) -> Upsert:
-    """The change with metadata that fit other columns; values that don't are left out."""
-    kept: dict[str, Any] = {}
-    for name, value in loosened(change.metadata, types).items():
-        try:
-            kept |= fitted({name: value}, types, {})
-        except MetadataError as error:
-            notes.append(f"item {change.id!r}, put during the build: {error.message}")
-    return replace(change, metadata=kept)
+def without_erased(table: Any, erased: Mapping[str, int]) -> Any:
+    """A table of changes without those made before their item was erased."""
+    if not erased or not table.num_rows:
+        return table
+    pairs = zip(table.column("id").to_pylist(), table.column("sequence").to_pylist(), strict=True)
+    return table.filter(pa.array([not is_erased(i, number, erased) for i, number in pairs]))
+
+
+def _has_vectors(table: Any, same: bool) -> BoolArray:
+    """Which changes have vectors of the space that is built; `same`: the space of their version."""
+    if not same:
+        return np.zeros(table.num_rows, np.bool_)
+    found = np.zeros(table.num_rows, np.bool_)
+    for name in ("image_vector", "text_vectors"):
+        lengths = pc.list_value_length(table.column(name)).fill_null(0)
+        found |= lengths.to_numpy() > 0
+    return found
+
+
+def _refitted(table: Any, types: Mapping[str, Any], notes: list[str]) -> Any:
+    """The changes with metadata that fit other columns; values that don't are left out."""
+    texts = []
+    ids, given = (table.column(name).to_pylist() for name in ("id", "metadata"))
+    for item_id, text in zip(ids, given, strict=True):
+        kept: dict[str, Any] = {}
+        for name, value in loosened(json.loads(text or "{}"), types).items():
+            try:
+                kept |= fitted({name: value}, types, {})
+            except MetadataError as error:
+                notes.append(f"item {item_id!r}, put during the build: {error.message}")
+        texts.append(None if text is None else metadata_text(kept))
+    place = table.schema.get_field_index("metadata")
+    return table.set_column(place, table.schema.field(place), pa.array(texts, pa.string()))
 
 
 def _as_read(value: Any, arrow: Any, texts: bool) -> Any:
@@ -321,11 +367,10 @@ def _as_read(value: Any, arrow: Any, texts: bool) -> Any:
     return value
 
 
-def _own_vectors(change: Upsert, width: int) -> dict[Modality, FloatArray]:
+def _own_vectors(change: Upsert) -> dict[Modality, FloatArray]:
     if not change.own:
         return {}
-    found: dict[Modality, FloatArray | None] = {
-        "image": change.image_vector,
-        "text": None if change.text_vectors is None else change.text_vectors.reshape(-1, width),
+    found = {"image": change.image_vector, "text": change.text_vectors}
+    return {
+        cast(Modality, side): rows for side, rows in found.items() if rows is not None and rows.size
     }
-    return {side: rows for side, rows in found.items() if rows is not None and rows.size}

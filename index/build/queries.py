@@ -51,7 +51,12 @@ class QuerySet:
 
 
 def text_queries(model: Model, texts: Sequence[str], ordinals: Sequence[int]) -> QuerySet | None:
-    """Encode texts as queries; None without a text tower or texts."""
+    """Encode texts as queries; None without a text tower or texts.
+
+    Blank ones are passed over: of items with a vector of their own, and of erased ones.
+    """
+    said = [i for i, text in enumerate(texts) if text.strip()]
+    texts, ordinals = [texts[i] for i in said], [ordinals[i] for i in said]
     if model.text is None or not texts:
         return None
     parts = [

@@ -194,18 +194,37 @@ def _ready(work: _Work, workshop: Workshop, cache: EmbeddingCache) -> Upsert | I
     if cache.missing(keys):
         return InputError("not_finite", "the encoder answered NaN or Inf", param="texts")
     image, vectors = draft.vectors.get("image"), draft.vectors.get("text")
+    texts: tuple[str, ...] = tuple(work.texts.values())
+    if vectors is not None:
+        texts = draft.texts or ("",)
+    keys += own_keys(draft.vectors)
     if work.picture is not None:
         image = cache.get([work.picture])[0]
-    texts: tuple[str, ...] = tuple(work.texts.values())
     if work.texts:
         vectors = cache.get(list(work.texts))
-    elif vectors is not None:
-        texts = draft.texts or ("",)
     reference = None
     if draft.picture is not None:
         reference = keep_upload(workshop.index_folder, draft.picture)
-    own = bool(draft.vectors)
-    return Upsert(draft.id, reference, texts, draft.metadata, image, vectors, own=own)
+    return Upsert(
+        draft.id,
+        reference,
+        texts,
+        draft.metadata,
+        image,
+        vectors,
+        own=workshop.gallery_space if draft.vectors else None,
+        keys=tuple(keys),
+        uploads=() if reference is None else (reference,),
+    )
+
+
+def own_keys(vectors: Mapping[Modality, FloatArray]) -> list[bytes]:
+    """The embedding cache's keys of vectors that were given."""
+    return [
+        content_key(side, b"own\0" + row.tobytes())
+        for side, given in vectors.items()
+        for row in np.atleast_2d(given)
+    ]
 
 
 def own_vector(

@@ -12,15 +12,19 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-from collections.abc import Iterator, Mapping, Sequence
+import logging
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from hivlp.index.errors import BuildError, SnapshotCorrupt, SnapshotError
+from hivlp.index.errors import BuildError, IndexBusy, SnapshotCorrupt, SnapshotError
 from hivlp.index.snapshot import layout
 from hivlp.index.snapshot.catalogue import OWN_COLUMNS, Catalogue, open_catalogue, open_table
 from hivlp.index.snapshot.changes import (
@@ -28,16 +32,18 @@ from hivlp.index.snapshot.changes import (
     Delete,
     Segment,
     Shape,
+    all_joined,
     change_table,
     joined,
-    open_segment,
+    next_number,
+    read_segment,
+    record_of,
     write_segment,
 )
 from hivlp.index.snapshot.coded_files import Kind
 from hivlp.index.snapshot.manifest import (
     FORMAT_VERSION,
     ChangesRecord,
-    SegmentRecord,
     SnapshotManifest,
     write_manifest,
 )
@@ -48,7 +54,9 @@ from hivlp.index.snapshot.store import SnapshotStore
 from hivlp.models.artifact import file_record
 from hivlp.models.errors import SpaceMismatch
 
+log = logging.getLogger("hivlp.index")
 LOCK = ".changes.lock"
+POLL_S = 0.02
 JOIN = 2
 """A segment is joined to the next where it is at most so many times as large."""
 MOST_PENDING = 200_000
@@ -104,26 +112,35 @@ class Held:
             index, version = self.manifest.index, self.manifest.version
             raise SnapshotCorrupt(index, version, layout.TEXTS, str(error)) from error
 
-    def has(self, item_id: str) -> bool:
-        """Whether it holds an item of this id."""
-        for segment in reversed(self.segments):
-            if item_id in segment.places:
-                return not segment.deleted[segment.places[item_id]]
-        return self.catalogue.holds(item_id)
+    def holding(self, item_ids: Collection[str]) -> set[str]:
+        """Those of some ids that it holds an item of."""
+        wanted = pa.array(list(item_ids), pa.string())
+        last: dict[str, bool] = {}
+        for segment in self.segments:
+            there = pc.is_in(segment.id_column, value_set=wanted)
+            for place in np.flatnonzero(there.to_numpy(zero_copy_only=False)).tolist():
+                last[segment.id_column[place].as_py()] = not segment.deleted[place]
+        return {i for i in item_ids if last.get(i, i not in last and self.catalogue.holds(i))}
 
 
 def amend(
-    store: SnapshotStore, name: str, changes: Sequence[Change], gallery_space: str | None = None
+    store: SnapshotStore,
+    name: str,
+    changes: Sequence[Change],
+    gallery_space: str | None = None,
+    *,
+    wait_s: float | None = None,
 ) -> Amended:
     """Publish changes and make them active, in milliseconds.
 
     The last change of an id counts. Unknown ids are not deleted, and items whose metadata don't fit
     the columns are left out: both are named in the answer. `gallery_space` is that of the changes'
-    vectors (None: there are none). Raises SpaceMismatch, SnapshotError, BuildError where it can't
-    be written or too much is pending.
+    vectors (None: there are none). Waits for its turn, at most `wait_s` (None: as long as that
+    takes). Raises IndexBusy after that, SpaceMismatch, SnapshotError, BuildError where it can't be
+    written or too much is pending.
     """
     try:
-        with turn(store, name):
+        with turn(store, name, wait_s):
             return _amend(store, name, changes, gallery_space)
     except OSError as error:  # a full disk, a folder that is read-only
         raise BuildError(f"index {name!r} can't be changed: {error}") from error
@@ -133,10 +150,11 @@ def _amend(
     store: SnapshotStore, name: str, changes: Sequence[Change], gallery_space: str | None
 ) -> Amended:
     held = hold(store, name)
+    store.quarantine(name).refuse(held.manifest.version)
     if gallery_space not in (None, held.manifest.gallery_space):
         raise SpaceMismatch(expected=held.manifest.gallery_space, received=str(gallery_space))
     latest = {change.id: change for change in changes}
-    new = {item_id for item_id in latest if not held.has(item_id)}
+    new = latest.keys() - held.holding(latest.keys())
     unknown = {c.id for c in latest.values() if isinstance(c, Delete) and c.id in new}
     kinds = cast(dict[str, Kind], dict(held.changes.columns))
     checked: list[Change] = []
@@ -175,30 +193,95 @@ def _publish(
             f"index {name!r}: {pending} changes wait beside what was built, at most "
             f"{MOST_PENDING}: build it again"
         )
+    table = change_table(enumerate(changes, next_number(held.changes.last)), held.shape)
+    step = held.manifest.amended_from is not None
+    version = _publish_table(
+        store, name, held, table, kinds, supersede=step, expected=held.manifest.version
+    )
+    _remove_step(store, held.manifest)
+    return version
+
+
+def _publish_table(
+    store: SnapshotStore,
+    name: str,
+    held: Held,
+    table: Any,
+    kinds: dict[str, Kind],
+    *,
+    supersede: bool,
+    expected: str | None,
+) -> str:
+    """Publish a version with more changes, sharing every other file; returns it."""
     with store.stage(name) as staging:
-        manifest = _stage(staging, held, changes, kinds)
+        manifest = _stage(staging, held, table, kinds)
         shared = share_files(held.path, staging.path, manifest.files.keys() & held.manifest.files)
         write_manifest(staging.path, manifest)
         store.publish(
             staging,
-            supersede=held.manifest.amended_from is not None,
-            expected=held.manifest.version,
+            supersede=supersede,
+            expected=expected,
             shared=shared,
             verify=False,  # the levels are those that are open; of the rest, each byte is hashed
         )
-    _remove_steps(store, name)
     return staging.version
 
 
-def _remove_steps(store: SnapshotStore, name: str) -> None:
-    """Remove versions that were steps to the active one, but for those that somebody has open."""
-    history = store.history(name)
-    for version in store.versions(name):
-        if version in history or version > history[-1]:
-            continue
-        with contextlib.suppress(SnapshotError):
-            if store.manifest(name, version).amended_from is not None:
-                store.remove(name, version)
+def carry_over(store: SnapshotStore, name: str, source: str, target: str) -> int:
+    """Make a whole version active again with the changes of a later one that turned out damaged.
+
+    Returns how many changes came along; without any nothing is published. What the later version's
+    levels had taken in comes along only as deletions: its vectors lie in those levels. Raises
+    SnapshotError, BuildError.
+    """
+    try:
+        with turn(store, name):
+            return _carry_over(store, name, source, target)
+    except (OSError, ValueError, pa.ArrowInvalid) as error:
+        raise BuildError(f"changes of {source} can't be carried over: {error}") from error
+
+
+def _carry_over(store: SnapshotStore, name: str, source: str, target: str) -> int:
+    later = store.manifest(name, source)
+    held = hold(store, name, target)
+    changes = later.changes
+    if changes is None:
+        return 0
+    segments = [read_segment(store.path(name, source), s.file) for s in changes.segments]
+    table = all_joined(segments, after=held.changes.last)
+    able = table.column("deleted")
+    if later.gallery_space == held.manifest.gallery_space:
+        for column in ("image_vector", "text_vectors"):
+            lengths = pc.list_value_length(table.column(column)).fill_null(0)
+            able = pc.or_(able, pc.greater(lengths, 0))
+    table = table.filter(able)
+    if not table.num_rows:
+        return 0
+    columns = {n: kind for n, kind in changes.columns.items() if n not in held.types}
+    kinds = cast(dict[str, Kind], {**columns, **held.changes.columns})
+    _publish_table(store, name, held, table, kinds, supersede=False, expected=None)
+    return int(table.num_rows)
+
+
+def _remove_step(store: SnapshotStore, before: SnapshotManifest) -> None:
+    """Remove the step that this one took the place of, and those that it came from itself.
+
+    Steps that led elsewhere stay: somebody went back from them. So do those that are open, until
+    the next one; what can't be removed now is no reason to say that a change failed.
+    """
+    name, step = before.index, before
+    while step.amended_from is not None:
+        try:
+            earlier = store.manifest(name, step.amended_from)
+        except SnapshotError:
+            earlier = None
+        try:
+            store.remove(name, step.version)
+        except (SnapshotError, OSError) as error:
+            log.info("index %s, version %s: not removed yet: %s", name, step.version, error)
+        if earlier is None:
+            return
+        step = earlier
 
 
 def hold(
@@ -206,17 +289,18 @@ def hold(
 ) -> Held:
     """A version's manifest, ids and changes (None: the active one). Raises SnapshotError.
 
-    `whole`: those changes too that its levels hold already.
+    `whole`: those changes too that its levels hold already; all can only be read.
     """
     wanted = store.current(name) if version is None else version
     path = store.path(name, wanted)
     manifest = store.manifest(name, wanted)
-    shape = Shape(manifest.specs, manifest.gallery)
-    changes = manifest.changes
-    records = () if changes is None else changes.segments if whole else changes.pending
+    changes = manifest.changes or ChangesRecord(since=wanted, segments=())
     try:
         catalogue = open_catalogue(path)
-        segments = tuple(open_segment(path, record.file, shape) for record in records)
+        segments = tuple(
+            read_segment(path, record.file)
+            for record in (changes.segments if whole else changes.pending)
+        )
     except (OSError, ValueError, pa.ArrowInvalid) as error:
         raise SnapshotError(name, wanted, f"can't be read: {error}") from error
     return Held(path, manifest, catalogue, segments)
@@ -228,24 +312,17 @@ def _fitted(change: Change, held: Held, kinds: dict[str, Kind]) -> Change:
     return replace(change, metadata=fitted(change.metadata, held.types, kinds))
 
 
-def _stage(
-    staging: Staging, held: Held, changes: Sequence[Change], kinds: dict[str, Kind]
-) -> SnapshotManifest:
-    """Write the new segment, link all that stays; returns the manifest."""
+def _stage(staging: Staging, held: Held, table: Any, kinds: dict[str, Kind]) -> SnapshotManifest:
+    """Write the new segment, joined to what it is to be joined to; returns the manifest."""
     old = held.manifest
     before = held.changes
-    table = change_table(changes, before.last + 1, held.shape)
     segments = list(held.segments)
     while segments and segments[-1].size <= JOIN * table.num_rows:
         table = joined(segments.pop().table, table)
     own = write_segment(staging.path, table)
     gone = {s.name for s in held.segments} - {s.name for s in segments}
     kept = {name: record for name, record in old.files.items() if name not in gone}
-    deletes = sum(table.column("deleted").to_pylist())
-    first, last = (table.column("sequence")[i].as_py() for i in (0, -1))
-    record = SegmentRecord(
-        file=own, first=first, last=last, upserts=table.num_rows - deletes, deletes=deletes
-    )
+    record = record_of(table, own)
     stay = tuple(record for record in before.segments if record.file not in gone)
     update = {"segments": (*stay, record), "columns": dict(kinds)}
     return old.model_copy(
@@ -261,9 +338,21 @@ def _stage(
 
 
 @contextlib.contextmanager
-def turn(store: SnapshotStore, name: str) -> Iterator[None]:
-    """One who changes an index at a time. Raises SnapshotMissing for an unknown index."""
+def turn(store: SnapshotStore, name: str, wait_s: float | None = None) -> Iterator[None]:
+    """One who changes an index at a time, among threads and processes.
+
+    Raises IndexBusy where another one does for longer than `wait_s` (None: waits as long as it
+    takes), SnapshotMissing for an unknown index.
+    """
     store.current(name)
+    until = None if wait_s is None else time.monotonic() + wait_s
     with (store.root / name / LOCK).open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | (0 if until is None else fcntl.LOCK_NB))
+                break
+            except BlockingIOError:
+                if until is not None and time.monotonic() > until:
+                    raise IndexBusy(name, wait_s or 0.0) from None
+                time.sleep(POLL_S)
         yield

@@ -12,6 +12,8 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from hivlp.index.candidates import Candidates, RowArray
 from hivlp.index.masks import BoolArray, RowMask
@@ -62,17 +64,16 @@ class Delta:
         self.segments = tuple(segments)
         self._built_items = len(catalogue)
         self._row_items = row_items
-        self._latest = _latest(segments)
+        self._live = _live(segments)
         self._starts = np.cumsum([0, *(segment.size for segment in segments)])
         replaced = [_replaced(segment, catalogue) for segment in segments]
         self.hidden_items = np.unique(np.concatenate([erased, *replaced]))
-        live = self._live_items()
-        self.parts = {side: self._parts(side, live) for side in SIDES}
+        self.parts = {side: self._parts(side) for side in SIDES}
 
     @property
     def items(self) -> int:
         """How many items it holds."""
-        return sum(not self._deleted(place) for place in self._latest.values())
+        return sum(int(np.count_nonzero(live)) for live in self._live)
 
     @property
     def live_items(self) -> int:
@@ -81,11 +82,15 @@ class Delta:
 
     def place(self, item_id: str) -> Place | None:
         """The last change of an id, or None where it was never changed."""
-        return self._latest.get(item_id)
+        for number in range(len(self.segments) - 1, -1, -1):
+            item = self.segments[number].places.get(item_id)
+            if item is not None:
+                return Place(number, item)
+        return None
 
     def gone(self, place: Place) -> bool:
         """Whether a change says that its item is there no longer."""
-        return self._deleted(place)
+        return bool(self.segments[place.segment].deleted[place.item])
 
     def built_rows(self, side: Modality) -> int:
         """Rows of the levels of a side, hidden ones included."""
@@ -192,29 +197,13 @@ class Delta:
         counts = np.concatenate(found) if found else np.empty(0, np.int64)
         return counts[counts > 0].astype(np.int64)
 
-    def column_values(self, name: str) -> list[Any]:
-        """The values of a metadata column, of items that hold."""
-        places = (place for place in self._latest.values() if not self._deleted(place))
-        every = (self.segments[place.segment].metadata(place.item).get(name) for place in places)
-        return [value for value in every if value is not None]
-
-    def _deleted(self, place: Place) -> bool:
-        return bool(self.segments[place.segment].deleted[place.item])
-
-    def _live_items(self) -> list[BoolArray]:
-        """For each segment, which of its changes are the last of their id, and no deletion."""
-        live = [np.zeros(segment.size, np.bool_) for segment in self.segments]
-        for place in self._latest.values():
-            live[place.segment][place.item] = not self._deleted(place)
-        return live
-
-    def _parts(self, side: Modality, live: Sequence[BoolArray]) -> tuple[Part, ...]:
+    def _parts(self, side: Modality) -> tuple[Part, ...]:
         parts = []
         first = self.built_rows(side)
         for number, segment in enumerate(self.segments):
             own = segment.sides.get(side)
             if own is not None:
-                parts.append(Part(number, first, own, live[number][own.owners]))
+                parts.append(Part(number, first, own, self._live[number][own.owners]))
                 first += own.size
         return tuple(parts)
 
@@ -229,12 +218,18 @@ def merged(found: Sequence[Candidates], keep: int) -> Candidates:
     return Candidates.ranked(rows, scores, keep)
 
 
-def _latest(segments: Sequence[Segment]) -> dict[str, Place]:
-    latest: dict[str, Place] = {}
-    for number, segment in enumerate(segments):
-        for item, item_id in enumerate(segment.ids):
-            latest[item_id] = Place(number, item)
-    return latest
+def _live(segments: Sequence[Segment]) -> list[BoolArray]:
+    """For each segment, which of its changes are the last of their id, and no deletion."""
+    found: list[BoolArray] = []
+    later: list[Any] = []
+    for segment in reversed(segments):
+        live = ~segment.deleted
+        if later:
+            again = pc.is_in(segment.id_column, value_set=pa.concat_arrays(later))
+            live &= ~again.to_numpy(zero_copy_only=False)
+        found.insert(0, live)
+        later.append(segment.id_column)
+    return found
 
 
 def _replaced(segment: Segment, catalogue: Catalogue) -> RowArray:

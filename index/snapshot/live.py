@@ -97,10 +97,10 @@ class LiveSnapshot(Generic[T]):
             idle = self._drop(keep)
         self._close_all(idle)
 
-    def expire(self) -> None:
-        """Let go of what was kept for long enough; to be called now and then."""
+    def expire(self, keep: Callable[[T], bool] = lambda _: True) -> None:
+        """Let go of what was kept for long enough, or isn't to `keep`; to be called often."""
         with self._lock:
-            idle = self._drop(lambda _: True)
+            idle = self._drop(keep)
         self._close_all(idle)
 
     def close(self) -> None:

@@ -254,15 +254,13 @@ class ChangesRecord(_Part):
 
     `since` is the version that was built; changes up to the sequence number `folded` are in its
     levels, and are kept so that the next build from the same corpus knows of them. `columns` are
-    metadata columns that only changed items have, by kind. `erased` are hashes of ids (16 hex
-    digits, as in `item_hashes.npy`) that builds leave out.
+    metadata columns that only changed items have, by kind.
     """
 
     since: str
     folded: int = Field(default=0, ge=0)
     segments: tuple[SegmentRecord, ...]
     columns: dict[str, str] = {}
-    erased: tuple[str, ...] = ()
 
     @property
     def last(self) -> int:

@@ -20,6 +20,7 @@ from hivlp.index.snapshot.coded_files import Kind, kind_of
 from hivlp.models.errors import InputError
 
 MAX_COLUMNS = 256
+MAX_INDEX_COLUMNS = 1_024
 MAX_NAME_CHARS = 256
 MAX_TEXT_CHARS = 65_536
 MAX_PARTS = 1_000
@@ -46,11 +47,13 @@ def fitted(
     """The metadata as it is kept: JSON values, dates as ISO texts in their column's form.
 
     `types` are the Arrow types of built columns, `kinds` the kinds of columns that changes brought;
-    new ones are added there. Null values are left out. Raises MetadataError.
+    new ones are added there once all of the item fits. Null values are left out. Raises
+    MetadataError.
     """
     if len(metadata) > MAX_COLUMNS:
         raise MetadataError("", f"{len(metadata)} values, at most {MAX_COLUMNS}", limit=MAX_COLUMNS)
     found: dict[str, Any] = {}
+    new: dict[str, Kind] = {}
     for name, value in metadata.items():
         if value is None:
             continue
@@ -62,7 +65,13 @@ def fitted(
         else:
             kind = kinds.get(name) or _kind(name, value)
             found[name] = _of_kind(name, value, kind)
-            kinds[name] = kind
+            if name not in kinds:
+                new[name] = kind
+    there = len(types) + len(kinds)
+    if new and there + len(new) > MAX_INDEX_COLUMNS:
+        message = f"the index has {there} columns, at most {MAX_INDEX_COLUMNS}"
+        raise MetadataError(next(iter(new)), message, limit=MAX_INDEX_COLUMNS)
+    kinds |= new
     return found
 
 
@@ -110,7 +119,7 @@ def _of_type(name: str, value: Any, arrow: Any) -> Any:
     if pa.types.is_integer(arrow):
         if fit != int(fit):
             raise MetadataError(name, f"is a column of whole numbers, {value!r} does not fit")
-        return int(fit)
+        return _number(name, int(fit))
     if pa.types.is_floating(arrow):
         return float(fit)
     if pa.types.is_date(arrow):

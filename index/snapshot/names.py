@@ -13,6 +13,7 @@ VERSION_PATTERN = re.compile(r"[0-9]{8}T[0-9]{6}-[0-9]{6}")
 VERSION_FORMAT = "%Y%m%dT%H%M%S-%f"
 POINTER = "CURRENT"
 QUARANTINE = "QUARANTINE"
+ERASED = "ERASED"
 LOCK = ".lock"
 BUILDING = ".building-"
 PULLING = ".pulling-"

@@ -284,6 +284,9 @@ class _Opener:
         `opened` are segments that another version over the same levels has open already.
         """
         changes = self._manifest.changes
+        if changes is not None:
+            for record in set(changes.segments) - set(changes.pending):
+                self._segment(record, None)
         erased = self._erased()
         if not len(erased) and (changes is None or not changes.pending):
             return None
@@ -315,7 +318,7 @@ class _Opener:
             raise self._corrupt(layout.ERASED, f"holds {found.dtype}{found.shape}")
         return cast(RowArray, found)
 
-    def _segment(self, record: SegmentRecord, shape: Shape) -> Segment:
+    def _segment(self, record: SegmentRecord, shape: Shape | None) -> Segment:
         try:
             segment = open_segment(self._path, record.file, shape)
         except (OSError, ValueError, pa.ArrowInvalid) as error:

@@ -9,6 +9,7 @@ name of their content; nothing changes them.
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import time
 from collections.abc import Iterable
@@ -20,7 +21,7 @@ import pyarrow.compute as pc
 
 from hivlp.index.errors import CorpusError
 from hivlp.index.pictures import Root, picture_root, read_picture
-from hivlp.index.snapshot.durable import replace_bytes
+from hivlp.index.snapshot.durable import replace_bytes, sync
 
 FOLDER = "uploads"
 PREFIX = "upload:"
@@ -31,8 +32,13 @@ def keep_upload(index_folder: Path, data: bytes) -> str:
     """Keep a picture's bytes durably; returns its reference. Raises OSError."""
     digest = hashlib.sha256(data).hexdigest()
     target = index_folder / FOLDER / _place(digest)
-    if not target.is_file():
-        target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        os.utime(target)  # it is wanted again: nobody shall take it for unused meanwhile
+    except FileNotFoundError:
+        for folder in (target.parent.parent, target.parent):
+            if not folder.is_dir():
+                folder.mkdir(exist_ok=True)
+                sync(folder.parent)
         replace_bytes(target, data)
     return f"{PREFIX}{digest}"
 

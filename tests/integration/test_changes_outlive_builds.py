@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,18 +13,23 @@ import numpy as np
 import pytest
 
 from hivlp.index.build import build as building
+from hivlp.index.build import calibrate as calibrating
 from hivlp.index.build.build import BuildSettings, build_index
+from hivlp.index.build.calibrate import CalibrationSettings
 from hivlp.index.build.corpus import open_corpus
 from hivlp.index.build.erase import erase
 from hivlp.index.build.model import Model
 from hivlp.index.build.upsert_corpus import upsert_corpus
+from hivlp.index.cascade import PlanRequest
 from hivlp.index.cli_items import items
+from hivlp.index.errors import BuildError
 from hivlp.index.filters import parse_filter
 from hivlp.index.searchers import open_searcher
 from hivlp.index.snapshot.amend import amend
-from hivlp.index.snapshot.changes import Delete
+from hivlp.index.snapshot.changes import Delete, Upsert
 from hivlp.index.snapshot.snapshot import Snapshot
 from hivlp.index.snapshot.store import SnapshotStore
+from tests.fakes import unit_vectors
 from tests.integration.served_home import colour_png, make_corpus, make_home
 from tests.tiny_artifact import COLOURS, make_tiny_artifact, png
 
@@ -60,8 +65,6 @@ def contents(store: SnapshotStore) -> dict[str, dict[str, Any]]:
         level = searcher.info.levels[-1]
         query = np.zeros((1, level.dim), np.float32)
         query[0, 0] = 1
-        from hivlp.index.cascade import PlanRequest
-
         plan = searcher.plan(PlanRequest(side, side, 10_000, "exact"))
         (candidates,) = searcher.step(side, plan.stages[0], query, None)
         found |= {item.id for item in searcher.items(side, candidates, 10_000, 0)}
@@ -162,6 +165,138 @@ def test_dates_and_csv_numbers_keep_their_type_through_a_build(tmp_path: Path) -
     assert items(["upsert", str(more), "--home", str(home)]) == 0
     build_index(open_corpus(corpus), model_of(home), store, "default", QUIET)
     assert contents(store) == {"a": {"price": 5}, "b": {"price": 7}, "c": {"price": 9}}
+
+
+def meanwhile(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
+    """Do something while the next build measures, once."""
+    measure = building.measure
+
+    def measured(*given: Any, **named: Any) -> Any:
+        monkeypatch.undo()
+        act()
+        return measure(*given, **named)
+
+    monkeypatch.setattr(building, "measure", measured)
+
+
+def rebuild(home: Path, corpus: Path, name: str = "tiny") -> None:
+    build_index(open_corpus(corpus), model_of(home, name), SnapshotStore(home), "default", QUIET)
+
+
+def test_what_is_put_after_going_back_during_a_build_is_kept(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = SnapshotStore(home)
+    put(home, tmp_path / "a", [{"id": f"early/{i}", "caption": f"early {i}"} for i in range(3)])
+
+    def go_back() -> None:
+        store.rollback("default")
+        put(home, tmp_path / "b", [{"id": "late", "caption": "late riser"}])
+
+    meanwhile(monkeypatch, go_back)
+    rebuild(home, tmp_path / "corpus")
+    assert "late" in contents(store)
+    rebuild(home, tmp_path / "corpus")
+    assert "late" in contents(store)
+
+
+def test_two_builds_at_once_lose_no_change(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = SnapshotStore(home)
+    put(home, tmp_path / "a", [{"id": "first", "caption": "first thing"}])
+
+    def another() -> None:
+        put(home, tmp_path / "b", [{"id": "second", "caption": "second thing"}])
+
+        def third() -> None:
+            put(home, tmp_path / "c", [{"id": "third", "caption": "third thing"}])
+
+        meanwhile(monkeypatch, third)
+        rebuild(home, tmp_path / "corpus")
+        put(home, tmp_path / "d", [{"id": "fourth", "caption": "fourth thing"}])
+
+    meanwhile(monkeypatch, another)
+    rebuild(home, tmp_path / "corpus")
+    assert {"first", "second", "third", "fourth"} <= contents(store).keys()
+    rebuild(home, tmp_path / "corpus")
+    assert {"first", "second", "third", "fourth"} <= contents(store).keys()
+
+
+def own(model: Model, item_id: str, seed: int, side: str = "text") -> Upsert:
+    """An item with a given vector."""
+    vector = unit_vectors(1, model.levels[-1].dim, seed)
+    if side == "text":
+        return Upsert(item_id, None, ("",), {}, None, vector, own=model.gallery_space)
+    return Upsert(item_id, None, (), {}, vector[0], own=model.gallery_space)
+
+
+def test_given_vectors_stay_through_builds_beside_encoded_texts(home: Path, tmp_path: Path) -> None:
+    store, model = SnapshotStore(home), model_of(home)
+    put(home, tmp_path / "a", [{"id": "mixed", "captions": ["one text", "two texts"]}])
+    changes = [own(model, "own/text", 1), own(model, "own/image", 2, "image")]
+    amend(store, "default", changes, model.gallery_space)
+    before = contents(store)
+    for _ in range(3):
+        rebuild(home, tmp_path / "corpus")
+        assert contents(store) == before
+        searcher = open_searcher(store.open("default"))
+        row = searcher.row_of("own/image", "image")
+        np.testing.assert_allclose(
+            searcher.vector("image", row, 3)[0], changes[1].image_vector, atol=1e-6
+        )
+
+
+def test_a_given_vector_is_never_served_in_another_models_space(
+    home: Path, tmp_path: Path, other: str
+) -> None:
+    store, model = SnapshotStore(home), model_of(home)
+    amend(store, "default", [own(model, "own/image", 2, "image")], model.gallery_space)
+    for _ in range(2):
+        rebuild(home, tmp_path / "corpus", other)
+        assert "own/image" not in contents(store)
+    rebuild(home, tmp_path / "corpus")
+    assert "own/image" in contents(store)
+
+
+def test_a_calibration_takes_along_what_changed_while_it_ran(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = SnapshotStore(home)
+    measure = calibrating.measure
+
+    def act(*given: Any, **named: Any) -> Any:
+        put(home, tmp_path / "a", [{"id": "during", "caption": "put meanwhile"}])
+        amend(store, "default", [Delete("red/24")])
+        return measure(*given, **named)
+
+    monkeypatch.setattr(calibrating, "measure", act)
+    calibrating.calibrate(store, "default", None, model_of(home), CalibrationSettings(quiet=True))
+    found = contents(store)
+    assert "during" in found
+    assert "red/24" not in found
+    assert store.manifest("default").calibrated_from is not None
+
+
+def test_a_calibration_is_refused_where_other_levels_became_active(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = SnapshotStore(home)
+    measure = calibrating.measure
+
+    def act(*given: Any, **named: Any) -> Any:
+        (tmp_path / "corpus" / "squares" / "new.png").write_bytes(colour_png("red"))
+        rebuild(home, tmp_path / "corpus")
+        return measure(*given, **named)
+
+    monkeypatch.setattr(calibrating, "measure", act)
+    before = store.versions("default")
+    with pytest.raises(BuildError, match="calibrate again"):
+        calibrating.calibrate(
+            store, "default", None, model_of(home), CalibrationSettings(quiet=True)
+        )
+    assert len(store.versions("default")) == len(before) + 1
+    assert store.manifest("default").calibrated_from is None
 
 
 def all_bytes(home: Path) -> Iterator[tuple[Path, bytes]]:

@@ -16,6 +16,7 @@ import pytest
 from hivlp.index.build.build import BuildSettings, build_index
 from hivlp.index.build.corpus import open_corpus
 from hivlp.index.build.model import Model
+from hivlp.index.snapshot.durable import replace_text
 from hivlp.index.snapshot.store import SnapshotStore
 from hivlp.service import loading, swap
 from hivlp.service.app import create_app
@@ -133,12 +134,12 @@ def test_a_pointer_that_is_gone_or_unreadable_is_told_once(
         if content is None:
             pointer.unlink()
         else:
-            pointer.write_text(content)
+            replace_text(pointer, content)
         until(lambda: swaps(client, "failed") >= 1.0)
         time.sleep(0.5)  # some twenty looks
         assert swaps(client, "failed") == 1.0
         assert served(client) == first
-        pointer.write_text(whole)
+        replace_text(pointer, whole)
         store.activate("default", second)
         until(lambda: served(client) == second)
     said = [r for r in caplog.records if "goes on serving" in r.message]

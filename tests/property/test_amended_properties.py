@@ -16,7 +16,7 @@ from hivlp.index.candidates import Candidates
 from hivlp.index.cascade import Plan, PlanRequest
 from hivlp.index.errors import NoSuchItem
 from hivlp.index.filters import FilterError, parse_filter
-from hivlp.index.level_index import Codec, Family
+from hivlp.index.level_index import Codec, Family, RowsType
 from hivlp.index.plans import run_plan
 from hivlp.index.snapshot.amend import amend
 from hivlp.index.snapshot.changes import Change, Delete, Upsert
@@ -190,3 +190,80 @@ def test_plans_run_by_the_measuring_code_see_changes_too(built: tuple[SnapshotSt
     found = run_plan(searcher, "image", plan, outputs(BUILT[3]))
     ids = [item.id for item in searcher.items("image", found[0], 2, 0)]
     assert ids == ["i3", "twin"]
+
+
+CAPTIONS = 3
+
+
+@settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    seed=st.integers(0, 10_000),
+    rows_type=st.sampled_from(["fp32", "fp16"]),
+    k=st.sampled_from([1, 5, 40]),
+    offset=st.sampled_from([0, 3]),
+    built_items=st.sampled_from([0, 1, 30]),
+)
+def test_items_of_several_texts_come_once_each_with_their_best_text(
+    tmp_path_factory: pytest.TempPathFactory,
+    seed: int,
+    rows_type: RowsType,
+    k: int,
+    offset: int,
+    built_items: int,
+) -> None:
+    rng = np.random.default_rng(seed)
+    store = SnapshotStore(tmp_path_factory.mktemp("texts"))
+    drawn = rng.integers(0, max(built_items, 1), 2 * built_items)
+    owners = sorted(int(item) for item in drawn)
+    texts = nested_vectors(max(len(owners), 1), seed)
+    write_snapshot(
+        store,
+        images=nested_vectors(max(3, built_items), seed),
+        texts=texts if owners else None,
+        text_items=owners,
+        rows_type=rows_type,
+    )
+    held: dict[str, FloatArray] = {}
+    for i in set(owners):
+        held[f"i{i}"] = texts[[t for t, owner in enumerate(owners) if owner == i]]
+    for turn in range(3):
+        changes: list[Change] = []
+        for number in range(int(rng.integers(1, 12))):
+            item_id = f"i{rng.integers(30)}" if rng.random() < 0.4 else f"new{rng.integers(8)}"
+            if rng.random() < 0.3:
+                changes.append(Delete(item_id))
+                continue
+            count = int(rng.integers(1, CAPTIONS + 1))
+            own = nested_vectors(count, 1_000_000 + 100 * seed + 30 * turn + number)
+            words = tuple(f"text {turn} {number} {i}" for i in range(count))
+            changes.append(Upsert(item_id, None, words, {}, None, own))
+        amend(store, "default", changes)
+        for change in changes:
+            held.pop(change.id, None)
+            if isinstance(change, Upsert) and change.text_vectors is not None:
+                held[change.id] = change.text_vectors
+    snapshot = store.open("default")
+    if snapshot.delta is None:
+        return
+    searcher = AmendedSearcher(snapshot, snapshot.delta)
+    query = nested_vectors(1, seed + 7)[0]
+    best = {item_id: float((rows @ query).max()) for item_id, rows in held.items()}
+    expected = sorted(best, key=lambda item_id: -best[item_id])[offset : offset + k]
+    for name in ("exact", "cascade"):
+        plan = searcher.plan(PlanRequest("text", "text", k + offset, name))
+        found: list[Candidates] | None = None
+        exits = outputs(query)
+        for stage in plan.stages:
+            own = nested_prefix(exits[stage.query_level], DIMS[stage.level - 1])
+            found = searcher.step("text", stage, own, found)
+        assert found is not None
+        items = searcher.items("text", found[0], k, offset)
+        np.testing.assert_allclose(
+            [item.score for item in items], [best[item_id] for item_id in expected], atol=2e-3
+        )
+        if rows_type == "fp32":
+            assert [item.id for item in items] == expected
+        rows = np.array([item.row for item in items], np.int64)
+        explained = searcher.explain("text", {len(DIMS): query[None]}, rows)[len(DIMS)]
+        np.testing.assert_allclose(explained, [item.score for item in items], atol=1e-6)
+    snapshot.close()

@@ -113,13 +113,11 @@ def _import(
     phases = Phases()
     with phases("fit rotation"):
         rotation = fit_rotation(source.sample(SAMPLED), source.dim, rotate=settings.rotate)
-    folding = None
-    if not settings.forget_changes:
-        folding = Folding.begin(store, name, beside=True)
+    folding = Folding.begin(store, name, beside=True, forget=settings.forget_changes)
     specs = tuple(LevelSpec(level, level, dim) for level, dim in enumerate(dims, start=1))
     with store.stage(name) as staging:
         with phases("read, rotate, write"):
-            erased = frozenset(folding.held.changes.erased if folding else ())
+            erased = frozenset(folding.erased if folding else ())
             streamed = _stream(staging, source, rotation, dims, settings, failures_file, erased)
         _check_share(streamed, settings.max_failures, failures_file)
         draft = _draft(staging, source, rotation, specs, streamed, settings)

@@ -225,7 +225,7 @@ class FakeLive:
     def swap(self, value: ServedVersion, keep: Callable[[ServedVersion], bool]) -> None:
         self.served = value
 
-    def expire(self) -> None:
+    def expire(self, keep: Callable[[ServedVersion], bool]) -> None:
         pass
 
     def close_in(self, pool: Executor) -> None:
