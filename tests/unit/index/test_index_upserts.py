@@ -22,6 +22,7 @@ PICTURE = png(solid("red", (20, 20)))
 @pytest.fixture
 def workshop(tmp_path: Path) -> Workshop:
     """One without any encoder."""
+    (tmp_path / "index").mkdir()
     return Workshop(
         None, None, SHAPE, "a" * 64, tmp_path / "cache", tmp_path / "index", max_texts=2
     )
