@@ -139,9 +139,13 @@ def _import(given: argparse.Namespace) -> int:
         forget_changes=given.forget_changes,
         activate=not given.no_activate,
     )
-    report = publish(source, store, given.index, settings)
-    if isinstance(source, QdrantSource):
-        source.discard()
+    try:
+        report = publish(source, store, given.index, settings)
+        if isinstance(source, QdrantSource):
+            source.discard()
+    finally:
+        if isinstance(source, QdrantSource):
+            source.close()
     _print(report)
     if given.explain:
         manifest = report.manifest

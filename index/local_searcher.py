@@ -80,6 +80,7 @@ class LocalSearcher:
             # Under a mask the scores mean something else: what was measured doesn't hold there.
             exits=None if masked else self._exits.get(direction),
             few=allowed is not None and allowed <= FEW,
+            share=1.0 if allowed is None else allowed / max(rows, 1),
         )
 
     def mask(self, searched: Modality, expression: Expression) -> RowMask:

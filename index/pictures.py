@@ -10,14 +10,15 @@ from __future__ import annotations
 import re
 import stat
 import tarfile
-from collections.abc import Mapping
+import threading
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from cachetools import LRUCache
 
 from hivlp.index.errors import CorpusError
 from hivlp.index.remote import RemoteFolder, below, is_url
@@ -30,7 +31,9 @@ DOWNLOADED_COLUMNS = ("jpg", "png", "webp")
 ROW_MARK, OFFSET_MARK = "#row=", "#offset="
 MAX_PICTURE_BYTES = 64 * 2**20
 MAX_KEPT_BYTES = 64 * 2**20
-"""Row groups of larger picture columns are read page by page, and not kept."""
+"""Row groups whose pictures decode to more are read batch by batch each time, and not kept."""
+BATCH_ROWS = 4
+"""Rows that are decoded at a time: each may hold a picture of the largest size."""
 TAR_BLOCK = 512
 PAGE_BUFFER = 2**20
 Root = Path | str
@@ -180,14 +183,80 @@ def _cell(file: _Local | _Remote, row: int) -> bytes:
         for group in range(table.metadata.num_row_groups):
             count = table.metadata.row_group(group).num_rows
             if row < count:
-                names = _image_names(table)
-                small = _bytes_of(table, group, names) <= MAX_KEPT_BYTES
-                columns = _kept(file, group) if small else _streamed(table, group, names, row)
-                place = row if small else 0
-                cells = (column[place].as_py() for column in columns)
+                cells = _row(table, (file.key, group), row)
                 return _bytes(next((cell for cell in cells if cell not in (None, "")), None))
             row -= count
     raise ValueError("no such row")
+
+
+def _row(table: Any, key: tuple[Hashable, int], row: int) -> list[Any]:
+    """The picture columns of one row of a row group; neighbours are read and kept together.
+
+    Raises ValueError.
+    """
+    with _KEPT_LOCK:
+        kept = _KEPT.get(key)
+    if kept is None:
+        names, group = _image_names(table), key[1]
+        keep = _bytes_of(table, group, names) <= MAX_KEPT_BYTES
+        found, kept = _streamed(table, group, names, row, keep)
+        if kept is not None:
+            with _KEPT_LOCK:
+                _KEPT[key] = kept
+    else:
+        found = kept.row(row)
+    if found is None:
+        raise ValueError("no such row")
+    return found
+
+
+def _streamed(
+    table: Any, group: int, names: list[str], row: int, keep: bool
+) -> tuple[list[Any] | None, _Rows | None]:
+    """The cells of one row, and all batches of its row group, where `keep` and they are small.
+
+    Their size is known as they are decoded: a file says how large a column is with each value of
+    its dictionary once, however many rows have it.
+    """
+    kept = _Rows() if keep else None
+    found, first = None, 0
+    for batch in table.iter_batches(batch_size=BATCH_ROWS, row_groups=[group], columns=names):
+        if first <= row < first + batch.num_rows:
+            found = [batch.column(name)[row - first].as_py() for name in names]
+        first += batch.num_rows
+        if kept is not None:
+            kept.add(batch)
+            kept = kept if kept.size <= MAX_KEPT_BYTES else None
+        if kept is None and found is not None:
+            break
+    return found, kept
+
+
+class _Rows:
+    """Decoded batches of one row group, and their bytes."""
+
+    def __init__(self) -> None:
+        self._batches: list[Any] = []
+        self.size = 1
+
+    def add(self, batch: Any) -> None:
+        self._batches.append(batch)
+        self.size += batch.get_total_buffer_size()
+
+    def row(self, row: int) -> list[Any] | None:
+        """The cells of a row, None where there is no such row."""
+        for batch in self._batches:
+            if row < batch.num_rows:
+                return [column[row].as_py() for column in batch.columns]
+            row -= batch.num_rows
+        return None
+
+
+_KEPT: LRUCache[tuple[Hashable, int], _Rows] = LRUCache(
+    2 * MAX_KEPT_BYTES, getsizeof=lambda rows: rows.size
+)
+"""Row groups by their file, as it was, and number."""
+_KEPT_LOCK = threading.Lock()
 
 
 def open_parquet(source: Any) -> Any:
@@ -204,45 +273,10 @@ def _image_names(table: Any) -> list[str]:
 
 
 def _bytes_of(table: Any, group: int, names: list[str]) -> int:
-    """Uncompressed bytes of some columns of a row group."""
+    """Bytes of some columns of a row group as the file says, the least that they decode to."""
     record = table.metadata.row_group(group)
     chunks = (record.column(i) for i in range(record.num_columns))
     return sum(c.total_uncompressed_size for c in chunks if c.path_in_schema.split(".")[0] in names)
-
-
-def _streamed(table: Any, group: int, names: list[str], row: int) -> list[Any]:
-    """The picture columns of one row, the pages before it read and forgotten."""
-    for batch in table.iter_batches(batch_size=16, row_groups=[group], columns=names):
-        if row < batch.num_rows:
-            return [batch.slice(row, 1).column(name) for name in names]
-        row -= batch.num_rows
-    raise ValueError("no such row")
-
-
-def _kept(file: _Local | _Remote, group: int) -> list[Any]:
-    """The picture columns of one row group; neighbours are read together."""
-    return _row_group(_Opened(file), group)
-
-
-class _Opened:
-    """A file that is equal to itself until it changes."""
-
-    def __init__(self, file: _Local | _Remote) -> None:
-        self.file = file
-
-    def __hash__(self) -> int:
-        return hash(self.file.key)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Opened) and other.file.key == self.file.key
-
-
-@lru_cache(maxsize=2)
-def _row_group(opened: _Opened, group: int) -> list[Any]:
-    with opened.file.open() as stream, open_parquet(stream) as table:
-        names = _image_names(table)
-        rows = table.read_row_group(group, columns=names)
-    return [rows.column(name) for name in names]
 
 
 def _bytes(value: Any) -> bytes:

@@ -62,6 +62,8 @@ UNMEASURED_GRAPH = (WidthPoint(10, (), (512,)), WidthPoint(10, (40,), (128, 256)
 """The beams of a funnel and of a cascade without a sweep."""
 WidthKey = tuple[Modality, Modality, PlanName]
 """(searched, query, plan)"""
+STEEPEST = 2.0
+"""Widths under a mask, far beyond the measured k, grow as k squared at most."""
 WidthTable = Mapping[WidthKey, Sequence[WidthPoint]]
 
 
@@ -77,6 +79,7 @@ def make_plan(
     auto: PlanName = "cascade",
     exits: ExitRule | None = None,
     few: bool = False,
+    share: float = 1.0,
 ) -> Plan:
     """The plan for a request on a side of `rows` rows.
 
@@ -86,9 +89,9 @@ def make_plan(
     `exits` is when a request that allows it may stop early; its plan keeps at least `DEPTH` rows.
     `few`: so few rows may be found that they are all scored at the finest level, unless widths or a
     cap on the level say otherwise. `rows_needed` is how many rows make sure that `request.need`
-    items are among them (None: as many as items). Explicit widths replace the measured ones of
-    their levels and are taken as meant, as long as they leave `need` rows. Raises PlanError naming
-    the parameter and the limit.
+    items are among them (None: as many as items). `share` of the rows may be found; see
+    `masked_keeps`. Explicit widths replace the measured ones of their levels and are taken as
+    meant, as long as they leave `need` rows. Raises PlanError naming the parameter and the limit.
     """
     if request.need < 1:
         raise PlanError("at least one result must be asked for", param="k", limit=1)
@@ -110,20 +113,44 @@ def make_plan(
         stages = graph_stages(name, finest, points, wanted, max(rows, 1), least=least)
         return Plan(name, stages, exits)
     points = widths.get((request.searched, request.query, name), ())
-    measured = default_keeps(points, wanted, len(used) - 1)
+    measured = masked_keeps(points, wanted, len(used) - 1, share)
     keeps = _merge(used, [*measured, wanted], explicit, max(rows, 1))
     return Plan(name, _stages(name, used, keeps, finest, gallery), exits)
 
 
-def default_keeps(points: Sequence[WidthPoint], k: int, narrowing: int) -> list[int]:
-    """Widths of the first `narrowing` levels for `k` rows: interpolated log-log, never below k."""
+def masked_keeps(points: Sequence[WidthPoint], k: int, narrowing: int, share: float) -> list[int]:
+    """Widths for `k` rows of those that a mask allows, a `share` of all.
+
+    The best k of them are about the best k / share of all rows, and stand as far down a level's
+    ranking as those; a share of what is kept for those is what of it the mask allows, give or take
+    what chance does to small numbers (three standard deviations of a Poisson count). Widths grow on
+    beyond the measured k as steeply as they did before.
+    """
+    plain = default_keeps(points, k, narrowing)
+    if not points or not 0 < share < 1:
+        return plain
+    found = []
+    deep = default_keeps(points, math.ceil(k / share), narrowing, steepest=STEEPEST)
+    for own, every in zip(plain, deep, strict=True):
+        expected = share * every
+        found.append(max(own, math.ceil(expected + 3 * math.sqrt(expected))))
+    return found
+
+
+def default_keeps(
+    points: Sequence[WidthPoint], k: int, narrowing: int, steepest: float = 1.0
+) -> list[int]:
+    """Widths of the first `narrowing` levels for `k` rows: interpolated log-log, never below k.
+
+    Beyond the last point they grow as from the one before to it, at most as k to the `steepest`.
+    """
     if not points:
         pairs = [UNMEASURED[min(i, 1)] for i in range(narrowing)]
         return [max(least, times * k) for least, times in pairs]
     found = []
     for i in range(narrowing):
         known = {point.k: point.keeps[i] for point in points}
-        found.append(max(k, _interpolate(known, k)))
+        found.append(max(k, _interpolate(known, k, steepest)))
     return found
 
 
@@ -319,11 +346,13 @@ def _stages(
     )
 
 
-def _interpolate(known: Mapping[int, int], k: int) -> int:
-    """Straight lines in log-log space; beyond the last point its slope goes on, from 0 to 1."""
+def _interpolate(known: Mapping[int, int], k: int, steepest: float = 1.0) -> int:
+    """Straight lines in log-log space; beyond the last point its slope goes on, from 0 to
+    `steepest`.
+    """
     ks = np.log(sorted(known))
     keeps = np.log([known[n] for n in sorted(known)])
     beyond = max(0.0, math.log(k) - float(ks[-1]))
     slope = 1.0 if len(ks) == 1 else float((keeps[-1] - keeps[-2]) / (ks[-1] - ks[-2]))
-    y = float(np.interp(math.log(k), ks, keeps)) + min(max(slope, 0.0), 1.0) * beyond
+    y = float(np.interp(math.log(k), ks, keeps)) + min(max(slope, 0.0), steepest) * beyond
     return math.ceil(math.exp(y) - 1e-6)

@@ -14,11 +14,19 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, BinaryIO, cast
-from urllib.parse import urlsplit
+from urllib.parse import unquote
 
 from hivlp.index.errors import CorpusError
 
 URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+HOST = re.compile(r"[^:@]*(:[0-9]*)?|\[[^@]*\](:[0-9]*)?")
+WEB_QUERY, QUERY = re.compile(r"\?."), re.compile(r"\?[^/?]*=")
+"""Where a query begins: elsewhere than on the web `?` is a wildcard, unless a `=` follows."""
+SHORT = 4
+"""Parts of secrets from this length on are looked for in what clients say."""
+WEB = ("http://", "https://")
+ODD = re.compile(r"[?#\\\x00-\x1f\x7f]")
+"""What a client for the web cuts a path at, turns into a slash, or drops."""
 LOCAL = frozenset({"file", "local"})
 BUFFER = 2**20
 STAMPS = ("ETag", "etag", "md5Hash", "generation", "LastModified", "updated", "mtime", "created")
@@ -37,19 +45,70 @@ def local_path(url: str) -> str | None:
     return url[found.end() :] if found and found[1].lower() in LOCAL else None
 
 
+def redacted(url: str) -> str:
+    """A URL without what it may hold of secrets, its user and its query, for errors and manifests.
+
+    A path is returned as it is.
+    """
+    user, rest, query = _parts(url)
+    scheme = url[: len(url) - len(user) - len(rest) - len(query)]
+    return scheme + ("...@" if user else "") + rest + ("?..." if query else "")
+
+
+def scrubbed(text: object, url: str) -> str:
+    """What a client says of a URL, without the URL's secrets."""
+    found = str(text)
+    user, _, query = _parts(url)
+    for secret in (user.removesuffix("@"), query.removeprefix("?")):
+        for part in (secret, *(part for part in re.split("[:&=]", secret) if len(part) >= SHORT)):
+            found = found.replace(part, "...").replace(unquote(part), "...") if part else found
+    return found
+
+
+def _parts(url: str) -> tuple[str, str, str]:
+    """What follows a URL's scheme: the user with its @, host and path, the query with its ?.
+
+    A password may hold what should have been quoted, as a slash.
+    """
+    scheme = URL.match(url)
+    if scheme is None:
+        return "", url, ""
+    rest = url[scheme.end() :]
+    authority = re.split("[/?#]", rest)[0]
+    end = authority.rfind("@") + 1
+    if not end and not HOST.fullmatch(authority):  # no port: a password that goes on
+        end = rest.rfind("@") + 1
+    user, rest = rest[:end], rest[end:]
+    query = (WEB_QUERY if scheme[0].lower() in WEB else QUERY).search(rest)
+    cut = len(rest) if query is None else query.start()
+    return user, rest[:cut], rest[cut:]
+
+
 def below(root: str, given: str) -> str:
     """The path of `given` below the URL `root`, in normal form. Raises ValueError if it leads out.
 
-    `given` is a path relative to the root, or a URL that begins with it.
+    `given` is a path relative to the root, or a URL that begins with it. What it means is told
+    with every %XX decoded, as a client or a server may do it: what then has `..` leads out. Below
+    http and https, where `?` and `#` end a path, names with these are refused too.
     """
     home = root.rstrip("/") + "/"
     rest = given.removeprefix(home)
     if is_url(rest) or "\0" in rest:
         raise ValueError("is not a path of this corpus; nothing is fetched")
     normal = posixpath.normpath(rest)
-    if normal.startswith(("/", "../")) or normal in ("..", "."):
+    decoded = _decoded(normal)
+    if normal.startswith("/") or normal == "." or ".." in re.split(r"[/\\]", decoded):
         raise ValueError("leaves the corpus")
+    if root.lower().startswith(WEB) and (odd := ODD.search(decoded)):
+        raise ValueError(f"holds {odd[0]!r}, which a web address reads as something else")
     return normal
+
+
+def _decoded(text: str) -> str:
+    """Without %XX, however often it was quoted."""
+    while (once := unquote(text)) != text:
+        text = once
+    return text
 
 
 class RemoteFolder:
@@ -164,12 +223,11 @@ class _Raw(io.RawIOBase):
 def _check(url: str) -> None:
     """Raises CorpusError for a URL that can't be a root."""
     if "::" in url:
-        raise CorpusError(url, "chained URLs are not read")
-    user = urlsplit(url).netloc.rpartition("@")[0]
-    if ":" in user:
-        hidden = url.replace(f"{user}@", "...@")
-        raise CorpusError(hidden, "holds a password, which the manifest would show; use the "
-                                  "settings of the file system instead")  # fmt: skip
+        raise CorpusError(redacted(url), "chained URLs are not read")
+    user, _, query = _parts(url)
+    if user or query:
+        raise CorpusError(redacted(url), "holds a user, a password or a query, which the manifest "
+                          "would show; use the settings of the file system instead")  # fmt: skip
 
 
 @contextmanager

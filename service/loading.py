@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
@@ -44,6 +44,15 @@ ARTIFACTS = "artifacts"
 # by `hivlp snapshots verify`.
 HASH_UP_TO_BYTES = 256 << 20
 WARM_TEXT = "red heart"
+
+
+class NoneServed(HivlpError):
+    """There are indexes, and not one of them can be served."""
+
+    def __init__(self, reasons: Mapping[str, BaseException]) -> None:
+        each = "; ".join(f"{name}: {error}" for name, error in reasons.items())
+        super().__init__(f"no index can be served: {each}")
+        self.reasons = dict(reasons)
 
 
 class NothingToServe(HivlpError):
@@ -142,23 +151,59 @@ class Loader:
 
 
 def load_catalogue(settings: Settings, loader: Loader | None = None) -> Catalogue:
-    """Open every index and its model. Blocking. Raises HivlpError naming what doesn't fit."""
+    """Open every index and its model. Blocking.
+
+    An index that can't be served is left out, which the log says loudly, unless the settings name
+    it. Raises HivlpError naming what doesn't fit where none can be, or where one of those named
+    can't.
+    """
     check_distributions()
     loader = loader or Loader(settings)
     opened: dict[str, ServedVersion] = {}
+    failed: dict[str, Exception] = {}
     for name in names_to_serve(settings):
-        opened[name] = loader.open(name)
-        log.info("index %s, version %s: open", name, opened[name].searcher.info.version)
+        try:
+            opened[name] = loader.open(name)
+        except Exception as error:  # whatever is wrong with one, the others are served
+            _leave_out(name, error, settings, failed)
+        else:
+            log.info("index %s, version %s: open", name, opened[name].searcher.info.version)
     if settings.warm:
-        room = available_memory()  # now that the models have taken theirs
-        for served in opened.values():
-            if served.snapshot is not None:
-                room = read_through(served.snapshot, room)
-        for served in opened.values():
-            warm(served, settings.limits)
+        _make_all_ready(opened, settings, failed)
+    if not opened:
+        raise NoneServed(failed) if len(failed) > 1 else next(iter(failed.values()))
     keep_s, keep = settings.changes.keep_s, settings.changes.keep_versions
     cells = {name: LiveSnapshot(own, keep_s=keep_s, keep=keep) for name, own in opened.items()}
     return Catalogue(cells, loader.store, loader)
+
+
+def _make_all_ready(
+    opened: dict[str, ServedVersion], settings: Settings, failed: dict[str, Exception]
+) -> None:
+    """Read everything through and search it; what can't be searched is taken out of `opened`."""
+    room = available_memory()  # now that the models have taken theirs
+    for served in opened.values():
+        if served.snapshot is not None:
+            room = read_through(served.snapshot, room)
+    for name, served in list(opened.items()):
+        try:
+            warm(served, settings.limits)
+        except Exception as error:
+            del opened[name]
+            served.close()
+            _leave_out(name, error, settings, failed)
+
+
+def _leave_out(
+    name: str, error: Exception, settings: Settings, failed: dict[str, Exception]
+) -> None:
+    """Note an index that can't be served. Raises the error for one that was asked for by name."""
+    if name in settings.indexes:
+        raise error
+    failed[name] = error
+    # An error of the project's own says all there is to say; of another, the place is needed.
+    place = None if isinstance(error, HivlpError) else error
+    log.error("index %s: NOT SERVED: %s", name, error, exc_info=place)
 
 
 def open_whole(store: SnapshotStore, name: str, backend: Backend) -> Snapshot:

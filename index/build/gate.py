@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import islice
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
+import pyarrow as pa
 
 from hivlp.index.backends.exact import best_rows
 from hivlp.index.backends.rows import StoredArray
 from hivlp.index.build.assemble import BuiltSide
+from hivlp.index.build.cells import far_times, reason_of, values_of
 from hivlp.index.build.seen import SeenHashes
 from hivlp.index.build.spool import Items
 from hivlp.index.candidates import RowArray
 from hivlp.index.errors import BuildError
 from hivlp.index.level_index import LevelIndex, SearchParams
-from hivlp.index.snapshot.catalogue import id_hash
+from hivlp.index.snapshot.catalogue import ID, NO_VALUE, id_hash
 
 NORM_TOLERANCE = 1e-3
 SCORE_TOLERANCE = 1e-4
@@ -76,6 +78,34 @@ def check_rows(matrix: StoredArray, row_items: RowArray, ids: Ids, where: str) -
             if bad.any():
                 rows = (np.flatnonzero(bad) + start).tolist()
                 raise BuildError(f"{where}: {reason} in {_named(rows, row_items, ids)}")
+
+
+def check_metadata(table: Any, rng: np.random.Generator) -> None:
+    """Items as they were written can be read again: all their times, and all of a sample of rows.
+
+    Raises BuildError naming the column and an item.
+    """
+    for name in table.column_names:
+        first = 0
+        for chunk in table.column(name).chunks if pa.types.is_temporal(table[name].type) else ():
+            far = np.flatnonzero(far_times(chunk))
+            if len(far):
+                raise BuildError(f"column {name!r}: {_item(table, first + int(far[0]))} has a time "
+                                 "outside of the years 1 to 9999")  # fmt: skip
+            first += len(chunk)
+    count = min(SELF_SAMPLE, table.num_rows)
+    for row in np.sort(rng.choice(table.num_rows, count, replace=False)).tolist():
+        for name in table.column_names:
+            try:
+                table.column(name)[row].as_py()
+            except NO_VALUE as error:
+                raise BuildError(
+                    f"column {name!r}: {_item(table, row)}: {reason_of(error)}"
+                ) from error
+
+
+def _item(table: Any, row: int) -> str:
+    return f"row {row} (item {values_of(table.column(ID).slice(row, 1))[0][0]!r})"
 
 
 def check_self_retrieval(

@@ -102,11 +102,11 @@ def item_of_row(
     given_id = _first(rest, ID_COLUMNS)
     if aliases == "img2dataset" and rest.get("status") not in (None, DOWNLOADED):
         reason = f"not downloaded: {rest['status']} {rest.get('error_message') or ''}"
-        raise RowError(reason.strip(), _as_id(given_id))
+        raise RowError(reason.strip(), id_text(given_id))
     image = _first(rest, image_columns(aliases))
     captions = _captions(rest)
-    ref, data = _picture(image, root, own_ref, _as_id(given_id))
-    item_id = _as_id(given_id) or _as_id(ref)
+    ref, data = _picture(image, root, own_ref, id_text(given_id))
+    item_id = id_text(given_id) or id_text(ref)
     if item_id is None:
         raise RowError("no id, and no picture to take it from")
     metadata = {name: cleaned for name, v in rest.items() if (cleaned := _value(v)) is not None}
@@ -163,7 +163,8 @@ def _first(row: dict[str, Any], names: tuple[str, ...]) -> Any:
     return None
 
 
-def _as_id(value: Any) -> str | None:
+def id_text(value: Any) -> str | None:
+    """An id as the text it is kept as, None for none. Raises RowError for what can't be one."""
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, (str, int, float)):

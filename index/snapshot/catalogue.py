@@ -24,6 +24,8 @@ from hivlp.index.snapshot import layout
 HashArray = npt.NDArray[np.uint64]
 ID, IMAGE = "id", "image"
 OWN_COLUMNS = (ID, IMAGE)
+NO_VALUE = (ValueError, OverflowError, LookupError, pa.ArrowException)
+"""What pyarrow raises for a cell that Python has no value for; LookupError: an unknown zone."""
 
 
 class Catalogue:
@@ -109,7 +111,11 @@ class Catalogue:
         """One metadata column for every item. Raises PlanError for an unknown name."""
         if name not in self.metadata_names:
             raise PlanError(f"no metadata column {name!r}", param="metadata")
-        values: list[Any] = self._table.column(name).to_pylist()
+        column = self._table.column(name)
+        try:
+            values: list[Any] = column.to_pylist()
+        except NO_VALUE:
+            values = [_value(cell) for cell in column]
         return values
 
     def images(self) -> list[str | None]:
@@ -173,5 +179,19 @@ def stored_column(path: Path, name: str) -> Iterator[Any]:
 
 
 def _values(columns: dict[str, Any], ordinal: int) -> dict[str, Any]:
-    found = {name: column[ordinal].as_py() for name, column in columns.items()}
+    found = {name: _value(column[ordinal]) for name, column in columns.items()}
     return {name: value for name, value in found.items() if value is not None}
+
+
+def _value(cell: Any) -> Any:
+    """A cell as Python's value, None where Python has none, as for a year after 9999.
+
+    Bytes that are no UTF-8 become question marks. A version of any age is read by requests that
+    must not fail for one value of it.
+    """
+    try:
+        return cell.as_py()
+    except NO_VALUE:
+        if pa.types.is_string(cell.type):
+            return bytes(cell.as_buffer()).decode("utf-8", "replace")
+        return [_value(part) for part in cell.values] if pa.types.is_list(cell.type) else None

@@ -21,6 +21,7 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from hivlp.index.errors import SnapshotError, SnapshotMissing
+from hivlp.index.remote import redacted, scrubbed
 from hivlp.index.snapshot.durable import sync
 from hivlp.index.snapshot.names import NAME_PATTERN, POINTER
 from hivlp.index.snapshot.pointer import history_text, parse_history
@@ -39,10 +40,11 @@ EXTRAS = {
 
 
 class Remote:
-    """Versions of indexes somewhere else. `url` is how it is named in errors."""
+    """Versions of indexes somewhere else. `url` is how it is named in errors, without secrets."""
 
     def __init__(self, files: Any, root: str, url: str) -> None:
-        self._files, self._root, self.url = files, root.rstrip("/"), url
+        self._files, self._root = files, root.rstrip("/")
+        self._given, self.url = url, redacted(url)
 
     @staticmethod
     def at(url: str) -> Remote:
@@ -53,9 +55,9 @@ class Remote:
         except ImportError as error:
             if protocol in EXTRAS:
                 raise MissingExtra(*EXTRAS[protocol]) from error
-            raise InputError("invalid_source", f"{url}: {error}", param="source") from error
+            raise _invalid(url, error) from None  # its own text may hold the URL's secrets
         except ValueError as error:
-            raise InputError("invalid_source", f"{url}: {error}", param="source") from error
+            raise _invalid(url, error) from None
         files.invalidate_cache()
         return Remote(files, root, url)
 
@@ -151,9 +153,13 @@ class Remote:
         except FileNotFoundError as error:
             raise SnapshotMissing(name, version, f"{what} is missing") from error
         except Exception as error:  # every client library has its own
-            raise SnapshotError(
-                name, version, f"{what}: {error or type(error).__name__}"
-            ) from error
+            said = scrubbed(error, self._given) or type(error).__name__
+            raise SnapshotError(name, version, f"{what}: {said}") from error
+
+
+def _invalid(url: str, error: Exception) -> InputError:
+    text = f"{redacted(url)}: {scrubbed(error, url)}"
+    return InputError("invalid_source", text, param="source")
 
 
 def _put_local(source: Path, target: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from qdrant_client import QdrantClient, models
 from qdrant_client.http.exceptions import ResponseHandlingException
 
-from hivlp.index.build.vectors import qdrant
+from hivlp.index.build.vectors import qdrant, qdrant_folder
 from hivlp.index.build.vectors.importing import import_vectors
 from hivlp.index.build.vectors.qdrant import QdrantSource, download
 from hivlp.index.build.vectors.queries import own_space
@@ -125,8 +126,10 @@ def test_a_download_that_breaks_goes_on_where_it_stopped(
     assert ids == [str(i) for i in range(POINTS)]
     vectors = np.concatenate([batch.vectors for batch in source.batches()])
     np.testing.assert_allclose(vectors, unit_vectors(POINTS, DIM), atol=1e-6)
+    source.close()
     once_more = Breaking(client, pages=0, failures=0, error=gone)
-    assert taken(once_more, tmp_path).count == POINTS
+    source = taken(once_more, tmp_path)
+    assert source.count == POINTS
     assert once_more.offsets == [], "a whole download is not begun again"
     source.discard()
     assert not source.folder.exists()
@@ -139,11 +142,161 @@ def test_what_dies_between_a_part_and_its_state_is_downloaded_again(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as broken:
-        broken.setattr(qdrant, "replace_text", dies)
+        broken.setattr(qdrant_folder, "replace_text", dies)
         with pytest.raises(KeyboardInterrupt):
             taken(client, tmp_path)
     assert len(list(tmp_path.rglob("part_000000.npy"))) == 1
     assert taken(client, tmp_path).count == POINTS
+
+
+def broken_off(client: QdrantClient, home: Path) -> Path:
+    """The folder of a download that broke after two parts."""
+    gone = ResponseHandlingException(ConnectionError("gone"))
+    with pytest.raises(CorpusError, match="can't be reached"):
+        taken(Breaking(client, pages=7, failures=99, error=gone), home)
+    return next(home.rglob("state.json")).parent
+
+
+def test_parts_that_the_state_does_not_speak_of_bring_no_deleted_point_back(
+    client: QdrantClient, tmp_path: Path
+) -> None:
+    folder = broken_off(client, tmp_path)
+    for end in (".npy", ".parquet"):  # as of a process that died before it said so
+        (folder / f"part_000002{end}").write_bytes((folder / f"part_000001{end}").read_bytes())
+        (folder / f"part_000077{end}").write_bytes((folder / f"part_000001{end}").read_bytes())
+    source = taken(client, tmp_path)
+    assert source.count == POINTS
+    ids = [one for batch in source.batches() for one in batch.table["id"].to_pylist()]
+    assert ids == [str(i) for i in range(POINTS)]
+
+
+@pytest.mark.parametrize(
+    ("remade", "words"),
+    [
+        ({"dim": DIM + 1}, "its vectors' numbers changed since its download began: 24 then, 25"),
+        ({"distance": models.Distance.DOT}, "its metric changed .*: 'cosine' then, 'dot' now"),
+        ({"count": POINTS - 30}, "its number of points changed .*: 230 then, 200 now; remove"),
+        ({"seed": 5}, "its point 0 changed since its download began; remove"),
+    ],
+)
+def test_a_collection_that_was_made_anew_is_not_mixed_with_the_old_one(
+    client: QdrantClient, tmp_path: Path, remade: dict[str, Any], words: str
+) -> None:
+    folder = broken_off(client, tmp_path)
+    client.delete_collection("things")
+    count, dim = remade.get("count", POINTS), remade.get("dim", DIM)
+    vectors = unit_vectors(count, dim, remade.get("seed", 0))
+    filled(client, "things", vectors, remade.get("distance", models.Distance.COSINE))
+    with pytest.raises(CorpusError, match=words) as caught:
+        taken(client, tmp_path)
+    assert str(folder) in str(caught.value)
+
+
+def test_a_part_that_is_gone_is_named(client: QdrantClient, tmp_path: Path) -> None:
+    folder = broken_off(client, tmp_path)
+    (folder / "part_000001.npy").unlink()
+    with pytest.raises(CorpusError, match=r"part_000001\.npy: missing; remove the folder"):
+        taken(client, tmp_path)
+
+
+def test_two_imports_do_not_share_a_download(client: QdrantClient, tmp_path: Path) -> None:
+    with taken(client, tmp_path), pytest.raises(CorpusError, match="another process imports it"):
+        taken(client, tmp_path)
+    taken(client, tmp_path).discard()
+
+
+def test_a_part_has_reached_the_disk_before_the_state_says_so(
+    client: QdrantClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+    usual = qdrant_folder.replace_text
+    monkeypatch.setattr(qdrant_folder, "sync", lambda path: done.append(path.suffix))
+
+    def replace_text(target: Path, text: str) -> None:
+        done.append("state")
+        usual(target, text)
+
+    monkeypatch.setattr(qdrant_folder, "replace_text", replace_text)
+    taken(client, tmp_path)
+    assert done == [".parquet", ".npy", "", "state"] * 5
+
+
+def test_large_payloads_make_smaller_parts(
+    client: QdrantClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(qdrant, "PART_BYTES", 1)
+    source = taken(client, tmp_path)
+    assert source.count == POINTS
+    assert len(list(source.folder.glob("*.npy"))) == 12, "a page of 20 points each"
+
+
+@pytest.mark.parametrize("name", ["", "dense"])
+def test_the_dense_vectors_of_a_hybrid_collection_are_read(
+    client: QdrantClient, tmp_path: Path, name: str
+) -> None:
+    dense = models.VectorParams(size=DIM, distance=models.Distance.COSINE)
+    sparse = {"a_sparse": models.SparseVectorParams()}
+    client.create_collection("it", {name: dense} if name else dense, sparse_vectors_config=sparse)
+    vectors = unit_vectors(60, DIM)
+    words = models.SparseVector(indices=[1, 7], values=[0.5, 0.25])
+    points = [
+        models.PointStruct(
+            id=i, vector={"a_sparse": words} | ({} if i == 5 else {name: vectors[i].tolist()})
+        )
+        for i in range(60)
+    ]
+    client.upsert("it", points)
+    source = taken(client, tmp_path, "it")
+    found = np.concatenate([batch.vectors for batch in source.batches()])
+    np.testing.assert_allclose(np.delete(found, 5, 0), np.delete(vectors, 5, 0), atol=1e-6)
+    assert next(batch.reasons for batch in source.batches()) == {5: "no vector"}
+    source.close()
+    assert taken(client, tmp_path, "it").count == 60
+
+
+def test_a_password_in_the_address_is_shown_nowhere(
+    client: QdrantClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    url = "http://robot:hunter2@qdrant.test:6333"
+    monkeypatch.setattr(qdrant, "connect", lambda url: client)
+    given = ["import-vectors", "--qdrant", url, "--collection", "things", "--dims", "8"]
+    assert main([*given, "--home", str(tmp_path)]) == 0
+    written = "".join(path.read_text() for path in tmp_path.rglob("*.json"))
+    gone = ResponseHandlingException(ConnectionError(f"no route to {url}"))
+    breaking = Breaking(client, pages=0, failures=9, error=gone)
+    with pytest.raises(CorpusError) as caught:
+        download(breaking, url, "things", None, tmp_path)
+    monkeypatch.undo()
+    with pytest.raises(CorpusError) as address:
+        qdrant.connect("http://robot:hunter2@[x")
+    shown = capsys.readouterr()
+    for text in (written, shown.out, shown.err, str(caught.value), str(address.value)):
+        assert "hunter2" not in text
+    assert "http://...@qdrant.test:6333" in written
+
+
+def test_pictures_of_a_collection_need_the_folder_they_lie_in(
+    client: QdrantClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    points = [
+        models.PointStruct(id=i, vector=vector.tolist(), payload={"image": "a.png"})
+        for i, vector in enumerate(unit_vectors(30, DIM))
+    ]
+    client.create_collection("it", models.VectorParams(size=DIM, distance=models.Distance.COSINE))
+    client.upsert("it", points)
+    store = SnapshotStore(tmp_path / "home")
+    (tmp_path / "pictures").mkdir()
+    with taken(client, tmp_path, "it") as source:
+        manifest = import_vectors(source, store, "x", QUIET).manifest
+        assert Path(manifest.corpus.root) == source.folder
+        catalogue = store.open("x").catalogue
+        assert catalogue.image_ref("7") is None
+        assert catalogue.metadata(["7"], None) == [{"_image": "a.png"}]
+        settings = replace(QUIET, pictures=tmp_path / "pictures")
+        manifest = import_vectors(source, store, "x", settings).manifest
+        assert manifest.corpus.root == str(tmp_path / "pictures")
+        assert store.open("x").catalogue.image_ref("7") == "a.png"
 
 
 def test_a_moment_without_an_answer_is_waited_out(client: QdrantClient, tmp_path: Path) -> None:

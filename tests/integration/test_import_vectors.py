@@ -213,6 +213,27 @@ def test_bad_rows_are_listed_and_left_out_and_too_many_fail_the_import(
     assert store.versions("x") == [report.manifest.version]
 
 
+def test_values_that_nothing_could_read_again_are_null_and_said(
+    tmp_path: Path, vectors: FloatArray
+) -> None:
+    times = [10**18 if i == 5 else i * 10**6 for i in range(300)]
+    names = [b"\xff" if i == 9 else b"x" for i in range(300)]
+    table = table_of(300).append_column("at", pa.array(times, pa.timestamp("us")))
+    table = table.append_column("title", pa.array(names).view(pa.string()))
+    source = write(tmp_path / "given", vectors[:300], table)
+    home = tmp_path / "home"
+    report = import_vectors(source, SnapshotStore(home), "default", QUIET)
+    assert report.failures == 0
+    notes = "\n".join(report.notes)
+    assert "column 'at': left out 1 of its values: times outside of the years 1 to 9999" in notes
+    assert "column 'title': left out 1" in notes
+    with serving(create_app(Settings(home=home))) as client:
+        found = [client.get(f"/items/thing-{i}").json()["metadata"] for i in (5, 6, 9)]
+        assert "at" not in found[0]
+        assert found[1]["at"].startswith("1970-01-01T00:00:06")
+        assert "title" not in found[2]
+
+
 def test_an_id_that_is_there_twice_is_refused_with_both_places(
     tmp_path: Path, vectors: FloatArray, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -23,7 +24,8 @@ from hivlp.service import loading
 from hivlp.service.answers import InfoAnswer, SearchAnswer
 from hivlp.service.app import create_app
 from hivlp.service.loading import NothingToServe, find_artifact, load_catalogue, names_to_serve
-from hivlp.service.settings import CacheSettings, Settings
+from hivlp.service.serving import ServedVersion
+from hivlp.service.settings import CacheSettings, Limits, Settings
 from tests.integration.served_home import colour_png, make_corpus, make_home
 from tests.tiny_artifact import COLOURS, make_tiny_artifact
 from tests.unit.service.serving_app import serving
@@ -218,6 +220,58 @@ def test_an_index_of_another_model_is_refused(home: Path, tmp_path: Path) -> Non
     other = make_tiny_artifact(tmp_path / "other", seed=7)
     with pytest.raises(SpaceMismatch):
         load_catalogue(Settings(home=home, artifact=other))
+
+
+def test_an_index_that_cannot_be_served_keeps_no_other_from_it(
+    home: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = tmp_path / "home"
+    shutil.copytree(home, own)
+    for name in ("broken", "odd"):
+        shutil.copytree(own / "indexes/default", own / "indexes" / name)
+    usual = loading.Loader.open
+
+    def opened(self: loading.Loader, name: str, *rest: object) -> object:
+        if name == "odd":
+            raise OverflowError("date value out of range")
+        return usual(self, name, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(loading.Loader, "open", opened)
+    catalogue = load_catalogue(Settings(home=own, warm=False))
+    assert tuple(catalogue.indexes) == ("default",)
+    loud = [
+        r.message for r in caplog.records if r.levelname == "ERROR" and "NOT SERVED" in r.message
+    ]
+    assert any("index broken: NOT SERVED:" in line for line in loud)
+    assert any("index odd: NOT SERVED" in line and "out of range" in line for line in loud)
+    with pytest.raises(OverflowError):
+        load_catalogue(Settings(home=own, warm=False, indexes=("default", "odd")))
+    shutil.rmtree(own / "indexes/default")
+    with pytest.raises(loading.NoneServed, match=r"broken: .*default.*; odd: date value"):
+        load_catalogue(Settings(home=own, warm=False))
+
+
+def test_an_index_whose_first_search_fails_is_left_out(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = tmp_path / "home"
+    shutil.copytree(home, own)
+    shutil.copytree(own / "indexes/default", own / "indexes/odd")
+    usual, searched = loading.Loader.open, loading.warm
+    opened = []
+
+    def open_default(self: loading.Loader, name: str) -> ServedVersion:
+        opened.append(usual(self, "default"))
+        return opened[-1]
+
+    def warmed(served: ServedVersion, limits: Limits) -> None:
+        if served is opened[1]:
+            raise ValueError("no such number")
+        searched(served, limits)
+
+    monkeypatch.setattr(loading.Loader, "open", open_default)
+    monkeypatch.setattr(loading, "warm", warmed)
+    assert tuple(load_catalogue(Settings(home=own)).indexes) == ("default",)
 
 
 def test_the_newest_fitting_artifact_is_taken_whatever_its_name(home: Path, tmp_path: Path) -> None:

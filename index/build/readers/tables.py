@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from hivlp.index.build.cells import rows_of
 from hivlp.index.build.items import (
     BadItem,
     Item,
@@ -189,7 +190,8 @@ def json_object(text: str, place: str) -> Row:
 def parquet_rows(files: Files, name: str, label: str, options: CorpusOptions) -> Rows:
     """Rows of a Parquet file; pictures are paths, bytes, or Hugging Face's {bytes, path}.
 
-    Read page by page: a row group may be larger than the memory. Raises CorpusError.
+    Read page by page: a row group may be larger than the memory. A row with a value that Python has
+    none for, such as a year after 9999, is a BadItem. Raises CorpusError.
     """
     number = 0
     try:
@@ -198,25 +200,17 @@ def parquet_rows(files: Files, name: str, label: str, options: CorpusOptions) ->
             check_columns(label, schema.names, options.aliases)
             rows = BATCH_PICTURES if _holds_pictures(schema, options) else BATCH_ROWS
             for batch in file.iter_batches(batch_size=rows):
-                for row in _in_microseconds(batch).to_pylist():
-                    yield f"row {number}", row
+                for row in rows_of(batch):
+                    place = f"row {number}"
+                    yield place, BadItem(place, None, row) if isinstance(row, str) else row
                     number += 1
-    except (OSError, pa.ArrowException) as error:
+    except (OSError, ValueError, pa.ArrowException) as error:  # ValueError: names not UTF-8
         raise CorpusError(label, f"not readable as Parquet at row {number}: {error}") from error
 
 
 def _holds_pictures(schema: Any, options: CorpusOptions) -> bool:
     names = set(image_columns(options.aliases))
     return any(f.name in names and not pa.types.is_string(f.type) for f in schema)
-
-
-def _in_microseconds(batch: Any) -> Any:
-    """Times of nanoseconds cut to what a snapshot keeps, and Python has a type for."""
-    for place, field in enumerate(batch.schema):
-        if pa.types.is_timestamp(field.type) and field.type.unit == "ns":
-            cut = batch.column(place).cast(pa.timestamp("us", field.type.tz), safe=False)
-            batch = batch.set_column(place, field.name, cut)
-    return batch
 
 
 def _count(files: Files, name: str, label: str) -> int:

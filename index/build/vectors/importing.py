@@ -203,6 +203,13 @@ def _draft(
             f"{streamed.lost_pictures} pictures' paths lead out of {root} and were left out; "
             "--pictures names the folder they lie in"
         )
+    if source.left_out:
+        draft.notes.append(f"columns of bytes were left out: {', '.join(source.left_out)}")
+    for name, lost in sorted(streamed.lost_values.items()):
+        draft.notes.append(
+            f"column {name!r}: left out {lost} of its values: times outside of the years 1 to "
+            "9999, or text that is not UTF-8"
+        )
     return draft
 
 
@@ -246,7 +253,9 @@ def _write_levels(draft: Draft, settings: ImportSettings) -> None:
 def _gate(draft: Draft, settings: ImportSettings) -> StagedSide:
     """Check what was written; returns the side, opened. Raises BuildError."""
     folder, built, side = draft.staging.path, draft.built, settings.modality
-    ids = _Ids(open_table(folder / layout.ITEMS).column(0))
+    items = open_table(folder / layout.ITEMS)
+    gate.check_metadata(items, np.random.default_rng(SEED))
+    ids = _Ids(items.column(0))
     finest = built.rows[max(built.rows)].matrix
     gate.check_rows(finest, built.row_items, ids, f"{side} rows")
     maskable = folder / layout.maskable_file(side)

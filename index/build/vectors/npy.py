@@ -28,10 +28,33 @@ from hivlp.index.build.vectors.source import (
 from hivlp.index.build.vectors.tables import as_table, read_parts, row_count, unified
 from hivlp.index.errors import CorpusError
 from hivlp.index.snapshot.manifest import SourceKind
-from hivlp.models.levels import FloatArray
 
+EMPTY = pa.schema([])
 BLOCK = 64
 """Neighbours that a sample takes together: a read each, not one a row."""
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What a .npy file says of its numbers; they begin at `offset`."""
+
+    shape: tuple[int, ...]
+    fortran: bool
+    dtype: np.dtype[Any]
+    offset: int
+
+    @staticmethod
+    def read(path: Path) -> Header:
+        """Raises CorpusError for whatever is no header of an array."""
+        try:
+            with path.open("rb") as stream:
+                shape, fortran, dtype = _header(stream)
+                offset = stream.tell()
+        except Exception as error:  # numpy reads a Python literal, and raises whatever that does
+            raise CorpusError(str(path), f"not a readable .npy file: {error}") from error
+        if not all(type(length) is int and length >= 0 for length in shape):
+            raise CorpusError(str(path), f"not a readable .npy file: its shape is {shape}")
+        return Header(shape, fortran, dtype, offset)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,15 +70,11 @@ class NpyFile:
     @staticmethod
     def open(path: Path) -> NpyFile:
         """Read the header. Raises CorpusError for anything but rows of floats in C order."""
-        try:
-            with path.open("rb") as stream:
-                shape, fortran, dtype = _header(stream)
-                offset = stream.tell()
-        except (OSError, ValueError) as error:
-            raise CorpusError(str(path), f"not a readable .npy file: {error}") from error
+        header = Header.read(path)
+        shape, dtype, offset = header.shape, header.dtype, header.offset
         if len(shape) != 2 or shape[1] < 1:
             raise CorpusError(str(path), f"an array of shape {shape}; (rows, numbers) is needed")
-        if fortran and min(shape) > 1:
+        if header.fortran and min(shape) > 1:
             raise CorpusError(str(path), "is in Fortran order; save it with np.ascontiguousarray")
         if dtype.kind != "f" or dtype.itemsize > 8:
             raise CorpusError(str(path), f"holds {dtype}; float16, float32 or float64 is needed")
@@ -81,6 +100,7 @@ class NpySource:
 
     kind: SourceKind = "npy"
     pictures_inside = False
+    rooted = True
 
     def __init__(self, vectors: Path, metadata: Path | None = None) -> None:
         """Raises CorpusError for files that can't be read or don't belong together."""
@@ -97,18 +117,16 @@ class NpySource:
             raise CorpusError(self.source, "holds no vectors")
         self._pairs = _paired(arrays, _tables_of(vectors, metadata))
         tables = [table for _, table in self._pairs if table is not None]
-        self.schema = unified(tables, VECTOR_COLUMN) if tables else pa.schema([])
+        self.schema, self.left_out = unified(tables, VECTOR_COLUMN) if tables else (EMPTY, ())
 
-    def sample(self, limit: int) -> Iterator[FloatArray]:
+    def sample(self, limit: int) -> Iterator[npt.NDArray[Any]]:
         """Blocks of neighbours, spread over every file by its size."""
         for array, _ in self._pairs:
             blocks = -(-array.count // BLOCK)
             share = min(1.0, limit / self.count)
             wanted = np.linspace(0, blocks - 1, max(1, round(share * blocks))).astype(np.int64)
             for first in (wanted[:blocks] * BLOCK).tolist():
-                block = array.read(first, min(BLOCK, array.count - first))
-                with np.errstate(over="ignore"):  # a double too large is Inf, and left out
-                    yield block.astype(np.float32)
+                yield array.read(first, min(BLOCK, array.count - first))
 
     def batches(self) -> Iterator[RawBatch]:
         """Every row once, in order."""
@@ -122,8 +140,8 @@ class NpySource:
     def _tables(self, path: Path | None, count: int, step: int) -> Iterator[tuple[int, Any]]:
         """Numbers of rows, and the tables that belong to them."""
         if path is not None and self.schema.names:
-            for batch in read_parts(path, self.schema.names, step):
-                yield batch.num_rows, as_table(batch, self.schema)
+            for part in read_parts(path, self.schema.names, step):
+                yield part.num_rows, as_table(part, self.schema, path)
             return
         for first in range(0, count, step):
             rows = min(step, count - first)

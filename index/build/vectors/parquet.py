@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from hivlp.index.build.items import VECTOR_COLUMN
+from hivlp.index.build.vectors.fields import one_chunk
 from hivlp.index.build.vectors.source import RawBatch, files_of, part_rows
 from hivlp.index.build.vectors.tables import (
     as_table,
@@ -24,7 +25,6 @@ from hivlp.index.build.vectors.tables import (
 from hivlp.index.errors import CorpusError
 from hivlp.index.pictures import IMAGE_COLUMNS
 from hivlp.index.snapshot.manifest import SourceKind
-from hivlp.models.levels import FloatArray
 
 READ_FOR_SAMPLE = 4
 """So many times the rows of a sample are read to take it: whole row groups, spread."""
@@ -36,6 +36,7 @@ class ParquetSource:
     """Rows of one or several Parquet files, in the order of the numbers in their names."""
 
     kind: SourceKind = "parquet"
+    rooted = True
 
     def __init__(self, given: Path, column: str = VECTOR_COLUMN) -> None:
         """Raises CorpusError for files without such a column, or whose columns don't agree."""
@@ -46,35 +47,48 @@ class ParquetSource:
         for path in self._files:
             _check_vectors(path, schema_of(path), column)
         self.count = sum(row_count(path) for path in self._files)
-        self.schema = unified(self._files, column)
+        self.schema, self.left_out = unified(self._files, column)
         self.dim = self._dim()
         named = set(self.schema.names) & set(IMAGE_COLUMNS)
         self.pictures_inside = not named and all(map(_has_pictures, self._files))
+        if self.pictures_inside:  # found where they lie, not lost
+            self.left_out = tuple(name for name in self.left_out if name not in IMAGE_COLUMNS)
 
-    def sample(self, limit: int) -> Iterator[FloatArray]:
+    def sample(self, limit: int) -> Iterator[npt.NDArray[Any]]:
         """Every so many rows of row groups that are spread over all files."""
-        groups = [(path, n) for path in self._files for n in range(_groups(path))]
+        groups = [(path, *group) for path in self._files for group in enumerate(_groups(path))]
         most = READ_FOR_SAMPLE * limit
-        taken = max(1, min(len(groups), round(len(groups) * most / max(self.count, 1))))
-        step = max(1, min(self.count, most) // limit)
-        for place in np.unique(np.linspace(0, len(groups) - 1, taken).astype(np.int64)).tolist():
-            path, group = groups[place]
-            with open_parquet(path) as file:
-                wanted = {"row_groups": [group], "columns": [self._column]}
-                for batch in file.iter_batches(part_rows(self.dim), **wanted):
-                    vectors, _ = self._vectors(batch.column(0))
-                    with np.errstate(over="ignore"):  # a double too large is Inf, and left out
-                        yield vectors[::step].astype(np.float32)
+        some = max(1, min(len(groups), round(len(groups) * most / max(self.count, 1))))
+        places = np.unique(np.linspace(0, len(groups) - 1, some).astype(np.int64)).tolist()
+        total = sum(groups[place][2] for place in places)
+        wanted = np.unique(np.linspace(0, total - 1, min(limit, total)).astype(np.int64))
+        first = 0
+        for path, number, _ in (groups[place] for place in places):
+            for column in self._group(path, number):
+                bounds = np.searchsorted(wanted, (first, first + len(column)))
+                yield self._vectors(column)[0][wanted[slice(*bounds)] - first]
+                first += len(column)
+
+    def _group(self, path: Path, number: int) -> Iterator[Any]:
+        """The vectors of a row group, some at a time. Raises CorpusError."""
+        with open_parquet(path) as file:
+            try:
+                for batch in file.iter_batches(
+                    part_rows(self.dim), row_groups=[number], columns=[self._column]
+                ):
+                    yield batch.column(0)
+            except (OSError, pa.ArrowException) as error:
+                raise CorpusError(str(path), f"unreadable: {error}") from error
 
     def batches(self) -> Iterator[RawBatch]:
         """Every row once, in order."""
         columns = [*self.schema.names, self._column]
         for path in self._files:
             first = 0
-            for batch in read_parts(path, columns, part_rows(self.dim)):
-                vectors, reasons = self._vectors(batch.column(self._column))
-                yield RawBatch(vectors, as_table(batch, self.schema), path, first, reasons)
-                first += batch.num_rows
+            for part in read_parts(path, columns, part_rows(self.dim), self._column):
+                vectors, reasons = self._vectors(one_chunk(part.column(self._column)))
+                yield RawBatch(vectors, as_table(part, self.schema, path), path, first, reasons)
+                first += part.num_rows
 
     def _dim(self) -> int:
         """The length of the vectors: the declared one, or what most of the first ones have."""
@@ -121,6 +135,8 @@ def _check_vectors(path: Path, schema: Any, column: str) -> None:
         raise CorpusError(str(path), f"column {column!r} is {kind}; lists of floats are needed")
 
 
-def _groups(path: Path) -> int:
+def _groups(path: Path) -> list[int]:
+    """Rows of each row group."""
     with open_parquet(path) as file:
-        return int(file.metadata.num_row_groups)
+        record = file.metadata
+        return [record.row_group(number).num_rows for number in range(record.num_row_groups)]

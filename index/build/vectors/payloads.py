@@ -64,14 +64,19 @@ def as_column(values: Sequence[Any], kind: Any) -> Any:
 def _joined(kinds: Collection[str]) -> str:
     if set(kinds) == {"int", "float"}:
         return "float"
+    if set(kinds) in ({"long"}, {"int", "long"}):
+        return "int"
     return next(iter(kinds)) if len(kinds) == 1 else "text"
 
 
 def _kind_of(value: Any) -> str:
+    """A key of TYPES, or `long`: a whole number with more digits than a float keeps."""
     if isinstance(value, bool):
         return "bool"
     if isinstance(value, int):
-        return "int" if -INT64 <= value < INT64 else "text"
+        if not -INT64 <= value < INT64:
+            return "text"
+        return "int" if int(float(value)) == value else "long"
     if isinstance(value, float):
         return "float"
     if isinstance(value, list) and all(isinstance(part, str) for part in value):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,7 @@ import numpy as np
 
 from hivlp.index.build.model import Model
 from hivlp.index.build.queries import QuerySet
-from hivlp.index.build.vectors.npy import NpyFile
+from hivlp.index.build.vectors.npy import Header, NpyFile
 from hivlp.index.build.vectors.units import unit_rows
 from hivlp.index.candidates import RowArray
 from hivlp.index.errors import BuildError, CorpusError
@@ -105,15 +106,18 @@ def check_queries(path: Path, dim: int) -> NpyFile:
 def one_vector(path: Path, dim: int) -> np.ndarray:
     """(1, dim): the only vector of a .npy file, (dim,) or (1, dim). Raises BuildError."""
     try:
-        found = np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise BuildError(f"{path}: not a readable .npy file: {error}") from error
-    if not isinstance(found, np.ndarray) or found.size != dim or found.shape[-1:] != (dim,):
-        shape = getattr(found, "shape", "an archive")
-        raise BuildError(f"{path}: one vector of {dim} numbers is needed, got {shape}")
-    if found.dtype.kind != "f":
-        raise BuildError(f"{path}: holds {found.dtype}; floats are needed")
-    return found.reshape(1, dim)
+        header = Header.read(path)
+        if prod(header.shape) != dim or header.shape[-1:] != (dim,):
+            wanted = f"one vector of {dim} numbers is needed"
+            raise BuildError(f"{path}: {wanted}, got {header.shape}")
+        if header.dtype.kind != "f" or header.dtype.itemsize > 8:
+            raise BuildError(f"{path}: holds {header.dtype}; floats are needed")
+        found = np.fromfile(path, header.dtype, dim, offset=header.offset)
+    except (CorpusError, OSError) as error:
+        raise BuildError(str(error)) from error
+    if len(found) != dim:
+        raise BuildError(f"{path}: is cut short: its header says {dim} numbers")
+    return found.astype(header.dtype.newbyteorder("="), copy=False).reshape(1, dim)
 
 
 def own_space(vectors: np.ndarray, rotation: FloatArray | None, place: str) -> FloatArray:

@@ -13,8 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from hivlp.index.build.vectors.units import unit_rows
 from hivlp.index.errors import BuildError
@@ -52,7 +54,7 @@ class Rotation:
         return tuple(round(float(summed[dim - 1]), 6) for dim in dims)
 
 
-def fit_rotation(sample: Iterable[FloatArray], dim: int, *, rotate: bool = True) -> Rotation:
+def fit_rotation(sample: Iterable[npt.NDArray[Any]], dim: int, *, rotate: bool = True) -> Rotation:
     """Fit on (m, dim) vectors of any length at a time; those that can't be used are left out.
 
     `rotate` False only measures. Raises BuildError where not one can be used.
@@ -79,9 +81,9 @@ def fit_rotation(sample: Iterable[FloatArray], dim: int, *, rotate: bool = True)
     return Rotation(matrix, np.maximum(values[::-1], 0.0), rows)
 
 
-def _gathered(sample: Iterable[FloatArray]) -> Iterator[FloatArray]:
+def _gathered(sample: Iterable[npt.NDArray[Any]]) -> Iterator[npt.NDArray[Any]]:
     """Small parts joined, so that products of matrices are worth their while."""
-    waiting: list[FloatArray] = []
+    waiting: list[npt.NDArray[Any]] = []
     for part in sample:
         waiting.append(part)
         if sum(map(len, waiting)) >= GATHERED:

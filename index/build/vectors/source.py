@@ -17,7 +17,6 @@ import numpy.typing as npt
 
 from hivlp.index.errors import CorpusError
 from hivlp.index.snapshot.manifest import SourceKind
-from hivlp.models.levels import FloatArray
 
 PART_NUMBERS = 8_000_000
 """Numbers of the vectors that are in memory at once, about: 32 MB as fp32."""
@@ -68,11 +67,21 @@ class VectorSource(Protocol):
         """The Arrow schema of every batch's table."""
 
     @property
+    def rooted(self) -> bool:
+        """Whether `root` is where pictures may lie; else their folder must be given."""
+
+    @property
+    def left_out(self) -> Sequence[str]:
+        """Columns of bytes, which are not read."""
+
+    @property
     def pictures_inside(self) -> bool:
         """Whether each row's picture lies as bytes in the row itself."""
 
-    def sample(self, limit: int) -> Iterator[FloatArray]:
-        """Up to about `limit` rows spread over all, (m, D) float32 each. Raises CorpusError."""
+    def sample(self, limit: int) -> Iterator[npt.NDArray[Any]]:
+        """Up to about `limit` rows spread over all, (m, D) float16, float32 or float64 each, as
+        they are in the files. Raises CorpusError.
+        """
 
     def batches(self) -> Iterator[RawBatch]:
         """Every row once, in order. Raises CorpusError."""

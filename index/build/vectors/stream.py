@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,8 @@ class Streamed:
     failures: int
     lost_pictures: int
     lengths: tuple[float, float]
+    lost_values: Mapping[str, int] = field(default_factory=dict)
+    """By column: how many values can't be kept, and are null."""
 
 
 @dataclass(slots=True)
@@ -103,10 +106,12 @@ class Stream:
         self._failures_file = failures_file
         self._root = root
         self._erased = erased
-        self._fields = Fields.of(source.schema, modality)
+        pictures = source.rooted or root != source.root
+        self._fields = Fields.of(source.schema, modality, pictures=pictures)
         self._read = 0
         self._failed = 0
         self._lost_pictures = 0
+        self._lost_values: Counter[str] = Counter()
 
     def write(
         self,
@@ -134,7 +139,8 @@ class Stream:
             levels = rows.finish()
         self._finish(folder, items)
         lengths = (self._lengths.least, self._lengths.most)
-        return Streamed(levels, items.count, self._failed, self._lost_pictures, lengths)
+        lost = dict(self._lost_values)
+        return Streamed(levels, items.count, self._failed, self._lost_pictures, lengths, lost)
 
     def _finish(self, folder: Path, items: ItemWriter) -> None:
         table = open_table(folder / layout.ITEMS)
@@ -172,10 +178,13 @@ class Stream:
         good = units if len(kept) == count else Units(units.vectors[kept], units.lengths[kept])
         self._lengths.add(good)
         rows.add(self._rotation(good.vectors))
-        columns = [ids, self._pictures(batch), *fields.metadata_of(table)]
+        metadata, lost = fields.metadata_of(table)
+        self._lost_values.update(lost)
+        columns = [ids, self._pictures(batch), *metadata]
         texts = None
         if self._modality == "text":
-            texts = texts_of(_column(table, fields.text), count)
+            texts, unread = texts_of(_column(table, fields.text), count)
+            self._lost_values.update({fields.text or "": unread} if unread else {})
         if len(kept) < count:
             columns = [column.take(kept) for column in columns]
             texts = None if texts is None else texts.take(kept)
@@ -186,8 +195,9 @@ class Stream:
         count = len(batch.vectors)
         if self._fields.image is not None:
             column = batch.table.column(self._fields.image)
-            refs, lost = references(column, self._root)
+            refs, lost, unread = references(column, self._root)
             self._lost_pictures += lost
+            self._lost_values.update({self._fields.image: unread} if unread else {})
             return one_chunk(refs)
         if not (self._source.pictures_inside and self._root == self._source.root):
             return pa.nulls(count, pa.string())

@@ -135,3 +135,20 @@ def test_the_first_and_the_last_day_there_is_do_not_stop_a_build() -> None:
     east, west = timezone(timedelta(hours=2)), timezone(timedelta(hours=-2))
     ends = [datetime(1, 1, 1, tzinfo=east), datetime(9999, 12, 31, 23, tzinfo=west)]
     assert [t.year for t in typed_column(ends).to_pylist()] == [1, 9999]
+
+
+def test_stored_values_that_python_lacks_are_left_out_and_never_raise() -> None:
+    columns: dict[str, Any] = {
+        "at": pa.array([10**18], pa.timestamp("us", "UTC")),
+        "day": pa.array([10**8], pa.int32()).cast(pa.date32()),
+        "text": pa.array([b"a\xff"]).view(pa.string()),
+        "list": pa.ListArray.from_arrays([0, 2], pa.array([b"\xff", b"b"]).view(pa.string())),
+        "fine": pa.array([1]),
+    }
+    table = pa.table({"id": ["x"], "image": pa.array([None], pa.string()), **columns})
+    found = Catalogue(table, *id_index(["x"]))
+    (values,) = found.metadata(["x"], None)
+    assert values == {"text": "a\ufffd", "list": ["\ufffd", "b"], "fine": 1}
+    assert found.column("at") == [None]
+    assert found.column("text") == ["a\ufffd"]
+    assert found.column("fine") == [1]

@@ -364,13 +364,44 @@ def test_a_row_of_a_large_row_group_is_read_without_keeping_the_group(
     table = pa.table({"file_name": [None] * 200, "image": images, "note": ["x"] * 200})
     pq.write_table(table, tmp_path / "p.parquet", row_group_size=90, data_page_size=256)
     monkeypatch.setattr(pictures, "MAX_KEPT_BYTES", 1_000)
-    monkeypatch.setattr(pictures, "_kept", lambda *_: pytest.fail("a whole row group was read"))
+    kept = len(pictures._KEPT)
     for row in (1, 15, 16, 89, 90, 199):
         assert read_picture(tmp_path, f"p.parquet#row={row}") == images[row]
     with pytest.raises(CorpusError, match="holds no picture"):
         read_picture(tmp_path, "p.parquet#row=7")
     with pytest.raises(CorpusError, match="no such row"):
         read_picture(tmp_path, "p.parquet#row=200")
+    assert len(pictures._KEPT) == kept
+
+
+def test_one_picture_in_many_rows_takes_no_more_memory_than_is_stated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    picture = os.urandom(100_000)
+    table = pa.table({"image": [picture] * 3_000})
+    pq.write_table(table, tmp_path / "p.parquet")  # in a dictionary: 100 kB, as the file says
+    del table
+    monkeypatch.setattr(pictures, "MAX_KEPT_BYTES", 4 * 2**20)
+    usual = pa.default_memory_pool()
+    pool = pa.proxy_memory_pool(usual)
+    pa.set_memory_pool(pool)
+    try:
+        for row in (2_999, 0):
+            assert read_picture(tmp_path, f"p.parquet#row={row}") == picture
+    finally:
+        pa.set_memory_pool(usual)
+    assert (pool.max_memory() or 0) < 16 * 2**20
+    assert pool.bytes_allocated() < 2**20
+
+
+def test_neighbours_of_a_small_row_group_are_decoded_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images = [b"%03d" % i for i in range(50)]
+    pq.write_table(pa.table({"image": images}), tmp_path / "p.parquet", row_group_size=25)
+    assert read_picture(tmp_path, "p.parquet#row=30") == images[30]
+    monkeypatch.setattr(pictures, "_streamed", lambda *_: pytest.fail("decoded again"))
+    assert [read_picture(tmp_path, f"p.parquet#row={i}") for i in range(25, 50)] == images[25:]
 
 
 def test_a_row_group_that_changed_is_read_again(tmp_path: Path) -> None:

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from hivlp.index.backends.exact import ExactLevel
 from hivlp.index.backends.rows import LevelRows
 from hivlp.index.build.assemble import BuiltSide
 from hivlp.index.build.encode import EncodedItem
-from hivlp.index.build.gate import check_items, check_rows, check_self_retrieval, check_side
+from hivlp.index.build.gate import (
+    check_items,
+    check_metadata,
+    check_rows,
+    check_self_retrieval,
+    check_side,
+)
 from hivlp.index.errors import BuildError
 from hivlp.models.levels import normalise
 from tests.fakes import unit_vectors
@@ -72,3 +79,15 @@ def test_rows_kept_as_fp16_may_find_a_near_row_that_is_longer() -> None:
     names = [f"i{i}" for i in range(200)]
     rng = np.random.default_rng(0)
     assert check_self_retrieval(side, {3: ExactLevel(3, rows)}, names, rng) == 200.0
+
+
+def test_items_that_could_not_be_read_again_are_refused_by_column_and_item() -> None:
+    ids = pa.chunked_array([[f"i{i}" for i in range(3)], ["x"]])
+    rng = np.random.default_rng(0)
+    days = pa.array([0, 1, 2, 10**8], pa.int32()).cast(pa.date32())
+    check_metadata(pa.table({"id": ids.slice(0, 3), "day": days.slice(0, 3)}), rng)
+    with pytest.raises(BuildError, match=r"column 'day': row 3 \(item 'x'\) has a time outside"):
+        check_metadata(pa.table({"id": ids, "day": days}), rng)
+    texts = pa.array([b"a", b"\xff", b"b", b"c"]).view(pa.string())
+    with pytest.raises(BuildError, match=r"column 'text': row 1 \(item 'i1'\): not UTF-8"):
+        check_metadata(pa.table({"id": ids, "text": texts}), rng)

@@ -7,7 +7,11 @@ import gzip
 import io
 import json
 import tarfile
+import threading
 from collections.abc import Callable, Iterator
+from datetime import datetime
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +23,7 @@ from fsspec.registry import known_implementations
 
 from hivlp.index import remote
 from hivlp.index.build.corpus import CorpusOptions, open_corpus
-from hivlp.index.build.items import BadItem, Item
+from hivlp.index.build.items import BadItem, Item, RowError, safe_ref
 from hivlp.index.build.readers import lines as corpus_lines
 from hivlp.index.build.readers.base import PLAIN
 from hivlp.index.errors import CorpusError
@@ -148,6 +152,30 @@ def test_a_line_without_an_end_is_not_read_into_memory(
     table.write_bytes(b"id,text\na,x\nb," + b"y" * 100 + b"\n")
     with pytest.raises(CorpusError, match="a line of more than 100 characters"):
         read(table)
+
+
+def test_a_cell_that_python_has_no_value_for_is_a_bad_item_and_no_traceback(tmp_path: Path) -> None:
+    count = 5
+    cells = {
+        "at": pa.array([10**14, 0, 0, 0, 0], pa.timestamp("s")),
+        "day": pa.array([0, 10**8, 0, 0, 0], pa.int32()).cast(pa.date32()),
+        "text": pa.array([b"x", b"x", b"\xff", b"x", b"x"]).view(pa.string()),
+        "long": pa.array([0, 0, 0, 2**62, 0], pa.duration("s")),
+        "spent": pa.array([1_001] * count, pa.duration("ns")),
+        "clock": pa.array([1_001] * count, pa.time64("ns")),
+        "nested": pa.array([{"a": 1_001}] * count, pa.struct([("a", pa.timestamp("ns"))])),
+    }
+    table = pa.table({"id": [f"i{i}" for i in range(count)], **cells})
+    pq.write_table(table, tmp_path / "c.parquet")
+    items, bad = read(tmp_path / "c.parquet")
+    assert [item.id for item in items] == ["i4"]
+    assert items[0].metadata["nested"] == {"a": datetime(1970, 1, 1, 0, 0, 0, 1)}
+    assert [(entry.place, entry.reason) for entry in bad] == [
+        ("row 0", "column 'at': a time outside of the years 1 to 9999, or too long"),
+        ("row 1", "column 'day': a time outside of the years 1 to 9999, or too long"),
+        ("row 2", "column 'text': not UTF-8"),
+        ("row 3", "column 'long': a time outside of the years 1 to 9999, or too long"),
+    ]
 
 
 def test_times_of_nanoseconds_in_parquet_are_cut_to_microseconds(tmp_path: Path) -> None:
@@ -392,7 +420,12 @@ def test_remote_pictures_have_a_largest_size(memory: Any, monkeypatch: pytest.Mo
         ("nothing://x/y", "can't be opened"),
         ("simplecache::memory://corpus", "chained URLs|no such file"),
         ("memory://x::memory://corpus", "chained URLs"),
-        ("ftp://me:secret@host/x", "holds a password"),
+        ("ftp://me:secret@host/x", "holds a user, a password or a query"),
+        ("ftp://secret@host/x", "holds a user"),
+        ("ftp://me:sec/secret@host/x", "holds a user"),
+        ("http://host/c?sig=secret", r"http://host/c\?\.\.\.: holds a user, a password or a query"),
+        ("s3://bucket/c?versionId=secret", "holds a user, a password or a query"),
+        ("memory://me:secret@x::memory://corpus", "chained URLs"),
     ],
 )
 def test_a_url_that_cannot_be_read_says_why(
@@ -405,6 +438,89 @@ def test_a_url_that_cannot_be_read_says_why(
     with pytest.raises(CorpusError, match=reason) as caught:
         list(open_corpus(url))
     assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("https://u:p@h:80/a?sig=x&b=1#f", "https://...@h:80/a?..."),
+        ("s3://s@s3/s", "s3://...@s3/s"),
+        ("https://me:p/a?s@s@h/x", "https://...@h/x"),
+        ("https://h/x?token", "https://h/x?..."),
+        ("s3://bucket/part-?.parquet", "s3://bucket/part-?.parquet"),
+        ("s3://bucket/a@b/c", "s3://bucket/a@b/c"),
+        ("http://[::1]:80/a@b", "http://[::1]:80/a@b"),
+        ("a@b/c?d=e", "a@b/c?d=e"),
+    ],
+)
+def test_secrets_of_a_url_are_not_shown(url: str, shown: str) -> None:
+    assert remote.redacted(url) == shown
+
+
+def test_what_a_client_says_of_a_url_is_said_without_its_secrets() -> None:
+    url = "https://robot:p%40ssword@host/x?sig=abcdef&v=1"
+    said = f"GET {url}: 403 for robot / p@ssword (abcdef) at host"
+    assert (
+        remote.scrubbed(said, url) == "GET https://...@host/x?...: 403 for ... / ... (...) at host"
+    )
+    assert remote.scrubbed("v=1 failed", "s3://bucket/v") == "v=1 failed"
+
+
+WEB = "http://pictures.test/corpus"
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ("%2e%2e/secret.png", "leaves"),
+        ("x/%2E./secret.png", "leaves"),
+        ("..%2fsecret.png", "leaves"),
+        ("..%5csecret.png", "leaves"),
+        ("a/%252e%252e/secret.png", "leaves"),
+        ("a.png?x=1", "holds '[?]'"),
+        ("a.png%3fx=1", "holds '[?]'"),
+        ("a#b.png", "holds '#'"),
+        ("a%5cb.png", "holds"),
+        (".\t./secret.png", "holds"),
+        (f"{WEB}/%2e%2e/secret.png", "leaves"),
+    ],
+)
+def test_names_that_a_web_client_would_read_as_something_else_are_refused(
+    given: str, reason: str
+) -> None:
+    with pytest.raises(ValueError, match=reason):
+        below(WEB, given)
+    with pytest.raises(RowError, match=reason):
+        safe_ref(WEB, given)
+
+
+def test_a_corpus_behind_a_real_web_server_is_read_and_not_left(tmp_path: Path) -> None:
+    pytest.importorskip("aiohttp")
+    (tmp_path / "corpus" / "in").mkdir(parents=True)
+    (tmp_path / "secret.png").write_bytes(b"SECRET")
+    (tmp_path / "corpus" / "in" / "50% off.png").write_bytes(b"A")
+    asked: list[str] = []
+
+    class Handler(SimpleHTTPRequestHandler):
+        def log_message(self, *_: object) -> None:
+            asked.append(self.path)
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=str(tmp_path)))
+    with server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            url = f"http://127.0.0.1:{server.server_port}/corpus"
+            assert read_picture(url, "in/50%25 off.png") == b"A"
+            count = len(asked)
+            for name in ("%2e%2e/secret.png", "..%2fsecret.png", "in/%2e%2e/%2e%2e/secret.png"):
+                with pytest.raises(CorpusError, match="leaves the corpus"):
+                    read_picture(url, name)
+            assert len(asked) == count
+            assert not any("secret" in path for path in asked)
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 def test_errors_of_a_client_are_the_corpus_s(memory: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -418,3 +418,21 @@ def test_bytes_come_from_the_disk_only_once_they_are_flushed(
     fetch(store, place)
     files = {Path(name).name for name in store.manifest("default", version).files}
     assert files <= set(flushed)
+
+
+def test_secrets_of_a_url_are_in_no_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    url = "memory://robot:hunter2@bucket/indexes?sig=abcdef"
+    remote = Remote.at(url)
+    assert remote.url == "memory://...@bucket/indexes?..."
+
+    def refused(*_: Any, **__: Any) -> Any:
+        raise OSError(f"403 for {url}: robot, hunter2, abcdef")
+
+    monkeypatch.setattr(MemoryFileSystem, "open", refused)
+    with pytest.raises(SnapshotError) as caught:
+        remote.history("default")
+    with pytest.raises(InputError) as unknown:
+        Remote.at("nothing://robot:hunter2@bucket/x")
+    for said in (str(caught.value), str(unknown.value)):
+        assert "...@bucket" in said
+        assert not any(secret in said for secret in ("robot", "hunter2", "abcdef"))

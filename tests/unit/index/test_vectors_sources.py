@@ -11,10 +11,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from hivlp.index.build.vectors import source as source_module
+from hivlp.index.build.vectors import tables
 from hivlp.index.build.vectors.npy import NpySource
 from hivlp.index.build.vectors.parquet import ParquetSource
+from hivlp.index.build.vectors.queries import check_queries, one_vector
+from hivlp.index.build.vectors.rotation import fit_rotation
 from hivlp.index.build.vectors.source import VectorSource
-from hivlp.index.errors import CorpusError
+from hivlp.index.errors import BuildError, CorpusError
 from tests.fakes import unit_vectors
 
 
@@ -85,6 +88,169 @@ def test_columns_of_bytes_are_not_read_and_missing_ones_are_null(tmp_path: Path)
         {"id": 2, "n": 2.0, "late": None},
         {"id": 3, "n": 2.5, "late": "z"},
     ]
+
+
+def test_ids_and_captions_that_are_bytes_are_texts_and_other_bytes_are_named(
+    tmp_path: Path,
+) -> None:
+    np.save(tmp_path / "v.npy", unit_vectors(2, 4))
+    table = pa.table(
+        {
+            "id": pa.array([b"a", b"b"]),
+            "key": pa.array([b"aa", b"bb"], pa.binary(2)),
+            "caption": pa.array([b"x", None], pa.large_binary()),
+            "captions": pa.array([[b"y"], []]),
+            "raw": pa.array([b"\xff", b""]),
+            "nested": pa.array([{"bytes": b"x"}, None]),
+        }
+    )
+    pq.write_table(table, tmp_path / "m.parquet")
+    source = NpySource(tmp_path)
+    _, rows, _ = rows_of(source)
+    assert rows == [
+        {"id": "a", "key": "aa", "caption": "x", "captions": ["y"]},
+        {"id": "b", "key": "bb", "caption": None, "captions": []},
+    ]
+    assert source.left_out == ("nested", "raw")
+    pq.write_table(pa.table({"id": [b"a", b"\xff"]}), tmp_path / "m.parquet")
+    with pytest.raises(CorpusError, match="column 'id': binary can't be read as string") as caught:
+        rows_of(NpySource(tmp_path))
+    assert caught.value.place == str(tmp_path / "m.parquet")
+
+
+def test_files_whose_columns_widen_are_one_table_or_name_what_does_not_fit(tmp_path: Path) -> None:
+    codes = pa.array(["a", "b"]).dictionary_encode()
+    for number, table in enumerate(
+        (
+            pa.table({"c": codes, "n": pa.array([1, 2], pa.int8())}),
+            pa.table({"c": pa.array(["c"]), "n": pa.array([2.5])}),
+            pa.table({"c": pa.array(["d"], pa.large_string()), "n": pa.array([3], pa.int64())}),
+        )
+    ):
+        np.save(tmp_path / f"v_{number}.npy", unit_vectors(table.num_rows, 4))
+        pq.write_table(table, tmp_path / f"m_{number}.parquet")
+    _, rows, _ = rows_of(NpySource(tmp_path))
+    assert [(row["c"], row["n"]) for row in rows] == [
+        ("a", 1.0), ("b", 2.0), ("c", 2.5), ("d", 3.0),
+    ]  # fmt: skip
+    pq.write_table(pa.table({"c": ["d"], "n": [2**53 + 1]}), tmp_path / "m_2.parquet")
+    with pytest.raises(CorpusError, match="column 'n': int64 can't be read as double") as caught:
+        rows_of(NpySource(tmp_path))
+    assert caught.value.place == str(tmp_path / "m_2.parquet")
+
+
+@pytest.mark.parametrize("dictionary", [False, True])
+def test_parts_of_long_texts_are_smaller(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dictionary: bool
+) -> None:
+    monkeypatch.setattr(source_module, "PART_NUMBERS", 10**6)
+    monkeypatch.setattr(tables, "PART_BYTES", 10**6)
+    texts = ["x" * 2_000 if dictionary else f"{i:04d}" * 500 for i in range(3_000)]
+    vectors = unit_vectors(3_000, 8)
+    table = pa.table({"text": texts, "embedding": list(vectors)})
+    pq.write_table(table, tmp_path / "v.parquet")
+    parts = list(ParquetSource(tmp_path / "v.parquet").batches())
+    sizes = [len(part.vectors) for part in parts]
+    assert sum(sizes) == 3_000
+    assert max(sizes) <= 10**6 / 2_000 + tables.READ_ROWS
+    np.testing.assert_array_equal(np.concatenate([part.vectors for part in parts]), vectors)
+    assert [t for part in parts for t in part.table["text"].to_pylist()] == texts
+    monkeypatch.setattr(tables, "PART_BYTES", 10**9)
+    assert [len(part.vectors) for part in ParquetSource(tmp_path / "v.parquet").batches()] == [
+        3_000
+    ]
+
+
+def test_tables_of_other_columns_alone_still_have_their_rows(tmp_path: Path) -> None:
+    for number, table in enumerate((pa.table({"a": [1] * 300}), pa.table({"raw": [b"x"] * 600}))):
+        np.save(tmp_path / f"v_{number}.npy", unit_vectors(table.num_rows, 4))
+        pq.write_table(table, tmp_path / f"m_{number}.parquet")
+    vectors, rows, _ = rows_of(NpySource(tmp_path))
+    assert len(vectors) == len(rows) == 900
+    assert rows[299:301] == [{"a": 1}, {"a": None}]
+
+
+def npy_header(shape: str, descr: str = "'<f4'") -> bytes:
+    text = f"{{'descr': {descr}, 'fortran_order': False, 'shape': {shape}, }}".encode()
+    text += b" " * (118 - len(text)) + b"\n"
+    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        npy_header("(-4, 8)"),
+        npy_header("(4, True)"),
+        npy_header("(4, 8"),
+        npy_header("(4, 8)", "'<f4\x00'"),
+        npy_header("(4, 8)", "[('a'"),
+        npy_header("(4, 8)", "'no such'"),
+        npy_header("[" * 90),
+        npy_header("(4, '8')"),
+        b"\x93NUMPY\x01\x00\xff\xff{",
+        b"\x93NUMPY\x09\x00\x04\x00{}  ",
+        b"\x93NUMPY\x02\x00\xff\xff\xff\xff{}",
+        b"PK\x03\x04 an archive, cut short",
+        b"",
+    ],
+)
+def test_whatever_is_no_header_of_an_array_is_an_error_that_names_the_file(
+    tmp_path: Path, content: bytes
+) -> None:
+    path = tmp_path / "v.npy"
+    path.write_bytes(content + bytes(64))
+    with pytest.raises(CorpusError, match=r"not a readable .npy file") as caught:
+        NpySource(path)
+    assert caught.value.place == str(path)
+    with pytest.raises(BuildError, match=r"v\.npy: not a readable .npy file"):
+        one_vector(path, 8)
+    with pytest.raises(BuildError, match=r"v\.npy: not a readable .npy file"):
+        check_queries(path, 8)
+
+
+def test_one_vector_is_read_whatever_its_float_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "q.npy"
+    vector = unit_vectors(1, 8)
+    for given in (vector, vector[0].astype(">f8"), vector.astype(np.float16)):
+        np.save(path, given)
+        found = one_vector(path, 8)
+        assert found.shape == (1, 8)
+        assert found.dtype.isnative
+        np.testing.assert_allclose(found[0], vector[0], atol=1e-3)
+    for array, words in (
+        (unit_vectors(2, 8), r"one vector of 8 numbers is needed, got \(2, 8\)"),
+        (np.ones(8, np.int64), "holds int64; floats are needed"),
+    ):
+        np.save(path, array)
+        with pytest.raises(BuildError, match=words):
+            one_vector(path, 8)
+    np.save(path, vector)
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(BuildError, match="cut short"):
+        one_vector(path, 8)
+
+
+@pytest.mark.parametrize("scale", [1e-50, 1e45])
+def test_samples_of_doubles_that_float32_cannot_hold_have_a_direction(
+    tmp_path: Path, scale: float
+) -> None:
+    vectors = unit_vectors(100, 8).astype(np.float64) * scale
+    np.save(tmp_path / "v.npy", vectors)
+    table = pa.table({"embedding": list(vectors)})
+    pq.write_table(table, tmp_path / "v.parquet")
+    for source in (NpySource(tmp_path / "v.npy"), ParquetSource(tmp_path / "v.parquet")):
+        assert fit_rotation(source.sample(50), 8).rows >= 50
+
+
+def test_a_sample_of_parquet_is_no_larger_than_asked_for(tmp_path: Path) -> None:
+    table = pa.table({"embedding": np.arange(10_000.0).reshape(-1, 1).tolist()})
+    for rows in (10_000, 999, 90):
+        pq.write_table(table, tmp_path / "t.parquet", row_group_size=rows)
+        source = ParquetSource(tmp_path / "t.parquet")
+        for limit in (7_999, 2_000, 31):
+            some = np.concatenate(list(source.sample(limit)))[:, 0]
+            assert limit * 0.9 <= len(some) <= limit
+            assert len(np.unique(some)) == len(some)
 
 
 @pytest.mark.parametrize(
