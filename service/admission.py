@@ -1,4 +1,5 @@
-"""Admission: a permit before any work, for single and batch requests by one rule."""
+"""Admission: a permit before any work, for single and batch requests by one rule; and room for what
+is held meanwhile."""
 
 from __future__ import annotations
 
@@ -30,3 +31,31 @@ class Admission:
     def _move(self, step: int) -> None:
         self.in_flight += step
         self._on_change(self.in_flight)
+
+
+class Room:
+    """Counts the bytes that requests hold. Used from the event loop alone, so it needs no lock."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.held = 0
+
+    @contextmanager
+    def share(self) -> Iterator[Callable[[int], None]]:
+        """A function that takes so many bytes more; all are given back when the block ends.
+
+        It raises Overloaded when there aren't that many, and takes none.
+        """
+        own = 0
+
+        def take(size: int) -> None:
+            nonlocal own
+            if self.held + size > self.limit:
+                raise Overloaded(self.limit, "bytes of items are on their way or wait")
+            self.held += size
+            own += size
+
+        try:
+            yield take
+        finally:
+            self.held -= own

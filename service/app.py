@@ -60,7 +60,7 @@ def create_app(
         lifespan=lifespan,
     )
     app.state.hivlp = state
-    app.add_middleware(Edge, metrics=state.metrics, max_body_bytes=settings.limits.max_body_bytes)
+    app.add_middleware(Edge, metrics=state.metrics, limits=settings.limits)
     errors.install(app)
     for route in (search, embed, items, changes, snapshots, system):
         app.include_router(route.router)

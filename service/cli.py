@@ -22,6 +22,7 @@ from hivlp.models.errors import HivlpError
 
 if TYPE_CHECKING:
     import uvicorn
+    from fastapi import FastAPI
 
     from hivlp.service.settings import Settings
 
@@ -101,8 +102,6 @@ def listening(host: str, port: int) -> Iterator[socket.socket]:
 
 
 def _run(settings: Settings, bound: socket.socket) -> int:
-    import uvicorn
-
     from hivlp.service.app import create_app
 
     host, port = bound.getsockname()[:2]
@@ -117,12 +116,26 @@ def _run(settings: Settings, bound: socket.socket) -> int:
             server.should_exit = True
 
     print("hivlp is loading ...", file=sys.stderr, flush=True)
-    server = uvicorn.Server(_config(create_app(settings, on_loaded=on_loaded)))
+    app = create_app(settings, on_loaded=on_loaded)
+    server = _server(app)
     with _quiet_signals():
         server.run(sockets=[bound])
     if failures and isinstance(failures[0], HivlpError):
         raise failures[0]
     return 1 if failures else 0
+
+
+def _server(app: FastAPI) -> uvicorn.Server:
+    import uvicorn
+
+    class Server(uvicorn.Server):
+        """Refuses changes that wait as soon as it is told to stop: it waits for their answers."""
+
+        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            app.state.hivlp.stop_changes()
+            await super().shutdown(sockets)
+
+    return Server(_config(app))
 
 
 def _config(app: Any) -> uvicorn.Config:

@@ -62,11 +62,19 @@ class BodyTooLarge(ServiceError):
         super().__init__(413, "body_too_large", message, headers={"Connection": "close"})
 
 
+class BodyTimeout(ServiceError):
+    """The body did not come in time."""
+
+    def __init__(self, limit_s: float) -> None:
+        message = f"the body did not come within {limit_s:g} s"
+        super().__init__(408, "body_timeout", message, headers={"Connection": "close"})
+
+
 class Overloaded(ServiceError):
     """Every permit is taken: an ordinary answer, never a failure."""
 
-    def __init__(self, limit: int) -> None:
-        message = f"{limit} requests are in flight, the most there may be; try again"
+    def __init__(self, limit: int, what: str = "requests are in flight") -> None:
+        message = f"{limit} {what}, the most there may be; try again"
         super().__init__(429, "overloaded", message, headers={"Retry-After": "1"})
 
 
@@ -78,11 +86,20 @@ class NotReady(ServiceError):
 
 
 class ReadOnly(ServiceError):
-    """Items can't be changed over HTTP here."""
+    """Items can't be changed over HTTP here, or not by whoever asks."""
 
-    def __init__(self) -> None:
-        message = "items can't be changed over HTTP here: HIVLP_CHANGES__WRITES=true allows it"
-        super().__init__(403, "read_only", message)
+    def __init__(
+        self,
+        why: str = "items can't be changed over HTTP here: HIVLP_CHANGES__WRITES=true allows it",
+    ) -> None:
+        super().__init__(403, "read_only", why)
+
+
+class NotWritable(ServiceError):
+    """The store can't be written to now."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(503, "not_writable", reason, headers={"Retry-After": "5"})
 
 
 def not_available(param: str, message: str) -> InputError:

@@ -1,7 +1,8 @@
 """Three questions, three answers.
 
 `/livez`   is the process alive?        depends on nothing
-`/readyz`  should it get requests?      green once every index and model is loaded and warm
+`/readyz`  should it get requests?      green once every index and model is loaded and warm, as
+                                        long as what follows versions and publishes items runs
 `/health`  what is going on?            for people
 """
 
@@ -20,9 +21,11 @@ def liveness() -> dict[str, Any]:
 
 
 def readiness(state: ServingState) -> dict[str, Any]:
-    """Ready with at least one index. Raises NotReady."""
+    """Ready with at least one index, and with everything that must run. Raises NotReady."""
     if not state.catalogue.indexes:
         raise NotReady("no index is loaded")
+    if state.dead:
+        raise NotReady(f"{', '.join(state.dead)}: failed too often; the log says why")
     return {"status": "ready"}
 
 

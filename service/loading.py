@@ -172,7 +172,8 @@ def load_catalogue(settings: Settings, loader: Loader | None = None) -> Catalogu
         _make_all_ready(opened, settings, failed)
     if not opened:
         raise NoneServed(failed) if len(failed) > 1 else next(iter(failed.values()))
-    cells = {name: LiveSnapshot(own) for name, own in opened.items()}
+    keep_s, keep = settings.changes.keep_s, settings.changes.keep_versions
+    cells = {name: LiveSnapshot(own, keep_s=keep_s, keep=keep) for name, own in opened.items()}
     return Catalogue(cells, loader.store, loader)
 
 

@@ -6,6 +6,7 @@ Content-Length says, and an exception that nobody expected still gets an answer 
 
 from __future__ import annotations
 
+import asyncio
 import re
 import time
 import uuid
@@ -15,8 +16,15 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from hivlp.service.errors import BodyTooLarge, internal_problem, problem_of, problem_response
+from hivlp.service.errors import (
+    BodyTimeout,
+    BodyTooLarge,
+    internal_problem,
+    problem_of,
+    problem_response,
+)
 from hivlp.service.metrics import UNMATCHED, Metrics
+from hivlp.service.settings import Limits
 
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 CLIENT_LEFT = 499
@@ -34,10 +42,10 @@ SECURITY_HEADERS = {
 class Edge:
     """ASGI middleware around the whole app."""
 
-    def __init__(self, app: ASGIApp, *, metrics: Metrics, max_body_bytes: int) -> None:
+    def __init__(self, app: ASGIApp, *, metrics: Metrics, limits: Limits) -> None:
         self._app = app
         self._metrics = metrics
-        self._max_body_bytes = max_body_bytes
+        self._limits = limits
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -47,7 +55,7 @@ class Edge:
         if scope["method"] == "HEAD":
             # Answered as GET everywhere; the server below keeps the body to itself.
             scope = {**scope, "method": "GET"}
-        exchange = _Exchange(scope, receive, send, self._max_body_bytes)
+        exchange = _Exchange(scope, receive, send, self._limits)
         try:
             await self._app(scope, exchange.receive, exchange.send)
         except ClientDisconnect:
@@ -70,12 +78,13 @@ class Edge:
 class _Exchange:
     """One request and its answer, as they pass."""
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, max_body_bytes: int) -> None:
+    def __init__(self, scope: Scope, receive: Receive, send: Send, limits: Limits) -> None:
         self.scope = scope
         self.status = CLIENT_LEFT
         self._receive = receive
         self._send = send
-        self._max_body_bytes = max_body_bytes
+        self._max_body_bytes = limits.max_body_bytes
+        self._body_timeout_s = limits.body_timeout_s
         self._received_bytes = 0
         self._received_all = scope["method"] == "GET"
         self._started = False
@@ -86,17 +95,27 @@ class _Exchange:
         self.state: dict[str, Any] = scope.setdefault("state", {})
         self.state["request_id"] = self._request_id
         self.state["started_s"] = time.perf_counter()
+        self._due_s = asyncio.get_running_loop().time() + limits.body_timeout_s
 
     async def receive(self) -> Message:
-        """The next message, unless the body is or says it is too large."""
+        """The next message, unless the body is or says it is too large, or is late."""
         if self._declared.isdigit() and int(self._declared) > self._max_body_bytes:
             raise BodyTooLarge(self._max_body_bytes)
-        message = await self._receive()
+        message = await self._next()
         self._received_bytes += len(message.get("body", b""))
         self._received_all = not message.get("more_body", False)
         if self._received_bytes > self._max_body_bytes:
             raise BodyTooLarge(self._max_body_bytes)
         return message
+
+    async def _next(self) -> Message:
+        if self._received_all:  # what comes now is that the client left
+            return await self._receive()
+        try:
+            async with asyncio.timeout_at(self._due_s):
+                return await self._receive()
+        except TimeoutError:
+            raise BodyTimeout(self._body_timeout_s) from None
 
     async def send(self, message: Message) -> None:
         """Pass a message on, with our headers on its start."""

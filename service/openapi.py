@@ -48,6 +48,7 @@ NOT_READY: dict[int | str, dict[str, Any]] = {
 ERRORS: dict[int | str, dict[str, Any]] = {
     400: {"model": ErrorAnswer, "description": "Malformed: not JSON, not UTF-8, not a form."},
     404: {"model": ErrorAnswer, "description": "No such index, version or item."},
+    408: {"model": ErrorAnswer, "description": "The body did not come in time."},
     413: {"model": ErrorAnswer, "description": "Too many bytes or pixels."},
     415: {"model": ErrorAnswer, "description": "Not a supported picture or content type."},
     422: {"model": ErrorAnswer, "description": "A field is missing, unknown or out of range."},

@@ -8,12 +8,14 @@ answer comes wholly from one version.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from concurrent.futures import Executor
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from hivlp.index.errors import SnapshotMissing
 from hivlp.index.searcher import Searcher
+from hivlp.index.snapshot.live import NotKept
 from hivlp.index.snapshot.snapshot import Snapshot
 from hivlp.index.snapshot.store import SnapshotStore
 from hivlp.index.snapshot.uploads import PictureRoots
@@ -118,13 +120,26 @@ class ServedVersion:
 
 
 class Live(Protocol):
-    """The cell that holds the active version of one index."""
+    """The cell that holds the active version of one index, and for a while those before."""
 
-    def lease(self) -> AbstractContextManager[ServedVersion]:
-        """The active version, kept open until the block ends."""
+    def lease(
+        self, wanted: Callable[[ServedVersion], bool] | None = None
+    ) -> AbstractContextManager[ServedVersion]:
+        """The active version, or the newest that is `wanted`, kept open until the block ends.
 
-    def swap(self, value: ServedVersion) -> None:
-        """Make another version the active one; the old one closes with its last lease."""
+        Raises NotKept.
+        """
+
+    def swap(self, value: ServedVersion, keep: Callable[[ServedVersion], bool]) -> None:
+        """Make another version the active one; those before it that aren't to `keep` close with
+        their last lease.
+        """
+
+    def expire(self, keep: Callable[[ServedVersion], bool]) -> None:
+        """Let go of versions that were kept for long enough, or aren't to `keep`."""
+
+    def close_in(self, pool: Executor) -> None:
+        """Close versions in this pool from now on."""
 
     def close(self) -> None:
         """Retire it: it closes when its last lease ends."""
@@ -170,15 +185,30 @@ class Catalogue:
 
     @contextmanager
     def lease(self, name: str, version: str | None = None) -> Iterator[ServedVersion]:
-        """The active version of an index, which must be `version` if one is asked for."""
-        with self.live(name).lease() as served:
-            active = served.searcher.info.version
-            if version is not None and version != active:
-                if version not in self.store.versions(name):
-                    raise SnapshotMissing(name, version, "no such version")
-                message = f"only the active version, {active}, can be searched"
-                raise not_available("snapshot", message)
+        """The active version of an index; where one is asked for: that one, if it is still held.
+
+        Raises SnapshotMissing for an unknown version, InputError for one that is held no longer.
+        """
+        wanted = None if version is None else _is_version(version)
+        try:
+            lease = self.live(name).lease(wanted)
+            served = lease.__enter__()
+        except NotKept:
+            raise self._not_held(name, str(version)) from None
+        with ExitStack() as held:
+            held.push(lease)
             yield served
+
+    def _not_held(self, name: str, version: str) -> Exception:
+        if version not in self.store.versions(name):
+            return SnapshotMissing(name, version, "no such version")
+        with self.lease(name) as served:
+            active = served.searcher.info.version
+        message = (
+            f"only the active version, {active}, can be searched, and for a while those that item "
+            "changes superseded"
+        )
+        return not_available("snapshot", message)
 
     def models(self) -> list[ServedModel]:
         """The models in use, each once, in the order of the indexes' names."""
@@ -188,3 +218,7 @@ class Catalogue:
                 if isinstance(served.model, ServedModel):
                     found.setdefault(served.model.query_encoder, served.model)
         return list(found.values())
+
+
+def _is_version(version: str) -> Callable[[ServedVersion], bool]:
+    return lambda served: served.searcher.info.version == version

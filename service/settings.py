@@ -22,6 +22,7 @@ from pydantic_settings import (
 )
 
 from hivlp.index.backends.choose import Backend
+from hivlp.index.build.upserts import MAX_TEXTS
 from hivlp.models.errors import HivlpError
 from hivlp.models.runtime.threads import available_threads
 
@@ -56,7 +57,17 @@ class Limits(_Part):
     max_thumbnail_px: int = Field(default=1_024, ge=16)
     # Items put or deleted that wait to be published; beyond, the answer is 429.
     max_changes: int = Field(default=256, ge=1)
-    max_item_texts: int = Field(default=64, ge=1)
+    # Bytes of the bodies of items that arrive or wait to be published; beyond, 429.
+    max_change_bytes: int = Field(default=128 * MIB, ge=1024)
+    max_item_texts: int = Field(default=MAX_TEXTS, ge=1, le=MAX_TEXTS)
+    # Seconds from the head of a request until all of its body has come; then 408.
+    body_timeout_s: float = Field(default=30.0, gt=0, le=3_600)
+
+    @model_validator(mode="after")
+    def _a_full_body_must_fit(self) -> Self:
+        if self.max_change_bytes < self.max_body_bytes:
+            raise ValueError("max_change_bytes must be at least max_body_bytes")
+        return self
 
     @model_validator(mode="after")
     def _a_full_batch_must_fit(self) -> Self:
@@ -83,12 +94,17 @@ class ChangeSettings(_Part):
     """How versions change under a running service.
 
     Every `poll_s` seconds it looks whether another version was made active. Items put or deleted
-    over HTTP are published together, at most every `publish_s` seconds. `writes` None: items may be
-    changed over HTTP only by those who can reach a loopback address.
+    over HTTP are published together, at most every `publish_s` seconds; for another process that
+    changes the index they wait `wait_s` seconds. Versions that item changes superseded can be asked
+    for by name for `keep_s` seconds, the last `keep_versions` of them. `writes` None: items may be
+    changed over HTTP only by programs of this machine.
     """
 
     poll_s: float = Field(default=0.25, gt=0, le=60)
     publish_s: float = Field(default=0.25, ge=0, le=60)
+    wait_s: float = Field(default=10.0, gt=0, le=600)
+    keep_s: float = Field(default=60.0, ge=0, le=3_600)
+    keep_versions: int = Field(default=8, ge=0, le=64)
     writes: bool | None = None
 
 
@@ -130,18 +146,25 @@ class Settings(BaseSettings):
 
     @property
     def writable(self) -> bool:
-        """Whether items may be put and deleted over HTTP."""
+        """Whether items may be put and deleted over HTTP at all; `service.writers` says by whom."""
         if self.changes.writes is not None:
             return self.changes.writes
-        try:
-            return ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return self.host == "localhost"
+        return is_loopback(self.host)
 
     @property
     def workers(self) -> int:
         """How many searches run at once."""
         return self.threads.workers or available_threads()
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address, or the name localhost, is this machine's own."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return host == "localhost"
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return (mapped or address).is_loopback
 
 
 def load_settings(**given: Any) -> Settings:

@@ -12,7 +12,7 @@ from datetime import datetime
 
 from fastapi import Request
 
-from hivlp.service.admission import Admission
+from hivlp.service.admission import Admission, Room
 from hivlp.service.cache.memory import MemoryCache
 from hivlp.service.changes import ItemWriter
 from hivlp.service.errors import NotReady, ReadOnly
@@ -23,6 +23,7 @@ from hivlp.service.scrubbing import Scrubbing
 from hivlp.service.serving import Catalogue, Source
 from hivlp.service.settings import Settings
 from hivlp.service.swap import Swapper
+from hivlp.service.tasks import Supervisor
 
 log = logging.getLogger("hivlp.service")
 
@@ -35,14 +36,15 @@ LAG_PERIOD_S = 0.5
 class Threads:
     """`searches` runs whole requests, `ahead` encoders' next stages, `reading` items' pictures.
 
-    `changing` publishes items that came or went, `loading` opens other versions.
+    `loading` opens other versions, `closing` closes those that nobody has leased any more. Each
+    index whose items may be changed has one more, in its `ItemWriter`.
     """
 
     searches: ThreadPoolExecutor
     ahead: ThreadPoolExecutor
     reading: ThreadPoolExecutor
-    changing: ThreadPoolExecutor
     loading: ThreadPoolExecutor
+    closing: ThreadPoolExecutor
 
 
 class ServingState:
@@ -57,6 +59,7 @@ class ServingState:
         self.admission = Admission(capacity, in_flight.set)
         self.picture_admission = Admission(capacity)
         self.change_admission = Admission(settings.limits.max_changes)
+        self.change_room = Room(settings.limits.max_change_bytes)
         self.cache = MemoryCache(settings.cache.max_bytes, settings.cache.ttl_s)
         self.pictures = Pictures(settings.limits.max_pixels)
         self.scrubbing = Scrubbing(settings.scrub_mib_per_s, self.metrics)
@@ -66,7 +69,7 @@ class ServingState:
         self._pipeline: Pipeline | None = None
         self._threads: Threads | None = None
         self._writers: dict[str, ItemWriter] = {}
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks = Supervisor()
 
     @property
     def catalogue(self) -> Catalogue:
@@ -85,9 +88,14 @@ class ServingState:
     @property
     def status(self) -> str:
         """Loading, ready or failed."""
-        if self.failure is not None:
+        if self.failure is not None or self.dead:
             return "failed"
         return "ready" if self._pipeline is not None else "loading"
+
+    @property
+    def dead(self) -> list[str]:
+        """Tasks that were given up; only another start of the process brings them back."""
+        return self._tasks.dead
 
     @property
     def threads(self) -> Threads:
@@ -102,8 +110,8 @@ class ServingState:
             searches=ThreadPoolExecutor(workers, "hivlp-search"),
             ahead=ThreadPoolExecutor(workers, "hivlp-ahead"),
             reading=ThreadPoolExecutor(PICTURE_THREADS, "hivlp-picture"),
-            changing=ThreadPoolExecutor(1, "hivlp-change"),
             loading=ThreadPoolExecutor(1, "hivlp-load"),
+            closing=ThreadPoolExecutor(1, "hivlp-close"),
         )
 
     async def load(self) -> None:
@@ -126,6 +134,8 @@ class ServingState:
             limits=self.settings.limits,
         )
         self._catalogue = catalogue
+        for live in catalogue.indexes.values():
+            live.close_in(threads.closing)
         self.scrubbing.start(catalogue)
         for name in catalogue.indexes:
             self.show(name)
@@ -133,9 +143,9 @@ class ServingState:
             self._follow(catalogue, catalogue.source)
 
     def writer(self, name: str) -> ItemWriter:
-        """What changes the items of an index. Raises SnapshotMissing, ServiceError 403."""
+        """What changes the items of an index. Raises SnapshotMissing, ReadOnly."""
         self.catalogue.live(name)
-        if not self.settings.writable or name not in self._writers:
+        if name not in self._writers:
             raise ReadOnly
         return self._writers[name]
 
@@ -144,13 +154,20 @@ class ServingState:
         changes = self.settings.changes
         swapper = Swapper(catalogue, source, self.metrics, self._swapped, changes.poll_s)
         self.scrubbing.on_corrupt = swapper.fall_back
-        self._tasks.append(asyncio.create_task(swapper.watch(self.threads.loading)))
+        loading = self.threads.loading
+        self._tasks.start("watching for other versions", lambda: swapper.watch(loading))
+        self._tasks.start("letting go of superseded versions", swapper.expire)
         if not self.settings.writable:
             return
         for name in catalogue.indexes:
             writer = ItemWriter(name, catalogue, source, swapper, self.settings, self.metrics)
             self._writers[name] = writer
-            self._tasks.append(asyncio.create_task(writer.run(self.threads.changing)))
+            self._tasks.start(f"publishing items of index {name}", writer.run)
+
+    def stop_changes(self) -> None:
+        """Take no more changes of items, and refuse those that wait: the service is to end."""
+        for writer in self._writers.values():
+            writer.stop()
 
     def _swapped(self, name: str) -> None:
         """Another version is served: in a thread."""
@@ -167,15 +184,17 @@ class ServingState:
 
     async def stop_threads(self) -> None:
         """Wait for what runs, then end the threads and close the indexes."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self.stop_changes()
+        await self._tasks.stop()
+        for writer in self._writers.values():
+            await writer.close()
         own = self.threads
-        for pool in (own.changing, own.loading, own.searches, own.ahead, own.reading):
+        for pool in (own.loading, own.searches, own.ahead, own.reading):
             await asyncio.to_thread(pool.shutdown, wait=True)
         await asyncio.to_thread(self.scrubbing.close)
         for live in self._catalogue.indexes.values() if self._catalogue else ():
             live.close()
+        await asyncio.to_thread(own.closing.shutdown, wait=True)
 
     def show(self, name: str) -> None:
         """Tell the metrics which version of an index is served."""

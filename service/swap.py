@@ -3,19 +3,27 @@
 `watch` looks at each index's pointer, whoever moves it: a build, a command, another process of this
 service. A version over the same levels takes a few milliseconds (`adopt`). Any other is verified,
 read through and searched once in a thread of its own first (`load`), and only then flips in; if it
-can't be opened, the one that is served stays.
+can't be opened, the one that is served stays. Whatever was opened is compared with the pointer
+again before it flips in: what was superseded meanwhile is dropped.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import datetime
+from functools import partial
 
 from hivlp.index.errors import SnapshotError, SnapshotMissing, SnapshotQuarantined
+from hivlp.index.snapshot.manifest import SnapshotManifest
+from hivlp.index.snapshot.names import ERASED
 from hivlp.index.snapshot.quarantine import from_error, is_lasting
 from hivlp.models.errors import HivlpError
 from hivlp.service.metrics import Metrics
@@ -23,7 +31,22 @@ from hivlp.service.serving import Catalogue, ServedVersion, Source
 
 log = logging.getLogger("hivlp.service")
 RETRY_S = 30.0
-"""After so long a version that could not be opened is tried again."""
+"""After so long a version that could not be opened is tried again, and the same trouble told."""
+ATTEMPTS = 10
+"""So often a version that is superseded while it is opened is given up for the one after it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Trouble:
+    """What kept a version from being served; `version` is empty where the pointer is unreadable."""
+
+    version: str
+    text: str
+    when_s: float
+
+    @property
+    def fresh(self) -> bool:
+        return time.monotonic() - self.when_s < RETRY_S
 
 
 class Swapper:
@@ -42,8 +65,10 @@ class Swapper:
         self._metrics = metrics
         self._shown = shown
         self._poll_s = poll_s
+        self._loading = threading.Lock()  # of whole versions: one at a time, memory holds no more
         self._locks = {name: threading.Lock() for name in catalogue.indexes}
-        self._failed: dict[str, tuple[str, float]] = {}
+        self._failed: dict[str, _Trouble] = {}
+        self._said: dict[str, _Trouble] = {}
 
     async def watch(self, thread: Executor) -> None:
         """Look for other versions, for ever."""
@@ -53,41 +78,55 @@ class Swapper:
                 await loop.run_in_executor(thread, self._follow, name)
             await asyncio.sleep(self._poll_s)
 
+    async def expire(self) -> None:
+        """Let go of superseded versions that were kept for long enough, for ever."""
+        while True:
+            await asyncio.to_thread(self._expire)
+            await asyncio.sleep(min(1.0, self._poll_s))
+
+    def _expire(self) -> None:
+        for name, live in self._catalogue.indexes.items():
+            live.expire(keep=partial(_is_younger, erased_s=self._erased_s(name)))
+
     def serving(self, name: str) -> str:
         """The version that is served."""
         with self._catalogue.lease(name) as served:
             return served.searcher.info.version
+
+    def trouble(self, name: str) -> str | None:
+        """Why the active version isn't served, where that was tried and failed."""
+        failed = self._failed.get(name)
+        return None if failed is None else failed.text
 
     def adopt(self, name: str) -> bool:
         """Serve the active version if it is over the levels that are open. Raises HivlpError.
 
         Returns whether the active version is served now.
         """
-        with self._locks[name], self._catalogue.lease(name) as served:
+        for _ in range(ATTEMPTS - 1):
             active = self._source.store.current(name)
-            if served.searcher.info.version == active:
-                return True
-            self._source.store.quarantine(name).refuse(active)
-            before = served.snapshot
-            manifest = self._source.store.manifest(name, active)
-            if before is None or before.manifest.built_files != manifest.built_files:
-                return False
-            self._flip(name, self._source.open(name, active, served))
-            return True
+            try:
+                return self._adopt(name, active)
+            except SnapshotMissing:  # superseded and removed meanwhile: then look again
+                if self._source.store.current(name) == active:
+                    raise
+        return self._adopt(name, self._source.store.current(name))
 
     def load(self, name: str) -> None:
         """Open the active version, make it ready, and serve it; quarantine it where it is corrupt.
 
         Raises HivlpError.
         """
-        active = self._source.store.current(name)
-        try:
-            self._load(name, active)
-        except SnapshotError as error:
-            if is_lasting(error) and not isinstance(error, SnapshotMissing):
-                entry = from_error(active, error)
-                self._source.store.quarantine(name).add(active, entry.file, entry.reason)
-            raise
+        with self._loading:
+            for _ in range(ATTEMPTS):
+                active = self._source.store.current(name)
+                if self.serving(name) == active:
+                    return
+                self._source.store.quarantine(name).refuse(active)
+                with self._opened(name, active) as opened:
+                    if self._take_place(name, opened):
+                        return
+        log.warning("index %s: other versions come faster than they can be loaded", name)
 
     def fall_back(self, name: str, version: str, file: str) -> None:
         """Serve the last good version in place of one that was found damaged while served.
@@ -96,55 +135,211 @@ class Swapper:
         """
         log.error("index %s, version %s: %s is damaged: falling back", name, version, file)
         try:
-            self._load(name, None)
+            with self._loading:
+                self._fall_back(name, version, file)
         except (HivlpError, OSError) as error:
             self._metrics.swaps.labels("failed").inc()
             log.error("index %s: version %s is still searched: %s", name, version, error)
 
-    def _load(self, name: str, version: str | None) -> None:
-        began = time.monotonic()
-        served = self._source.open(name, version)
+    def _adopt(self, name: str, active: str) -> bool:
+        with self._locks[name], self._catalogue.lease(name) as served:
+            if served.searcher.info.version == active:
+                return True
+            self._source.store.quarantine(name).refuse(active)
+            if not self._same_levels(name, active, served):
+                return False
+            self._flip(name, self._source.open(name, active, served))
+            return True
+
+    def _same_levels(self, name: str, version: str, served: ServedVersion) -> bool:
+        manifest = self._source.store.manifest(name, version)
+        own = served.snapshot
+        return own is not None and own.manifest.built_files == manifest.built_files
+
+    @contextmanager
+    def _opened(self, name: str, version: str | None) -> Iterator[_Opened]:
+        """A version, ready to be searched; closed in the end unless it was taken."""
+        opened = self._ready(name, version)
         try:
+            yield opened
+        finally:
+            if not opened.taken:
+                opened.served.close()
+
+    def _ready(self, name: str, version: str | None) -> _Opened:
+        began = time.monotonic()
+        served: ServedVersion | None = None
+        try:
+            served = self._source.open(name, version)
             self._source.make_ready(served)
-        except BaseException:
-            served.close()
+        except BaseException as error:
+            if served is not None:
+                served.close()
+            self._quarantine(name, version, error)
             raise
+        return _Opened(served, began)
+
+    def _quarantine(self, name: str, version: str | None, error: BaseException) -> None:
+        if version is None or not isinstance(error, SnapshotError):
+            return
+        if isinstance(error, SnapshotMissing) or not is_lasting(error):
+            return
+        entry = from_error(version, error)
+        self._source.store.quarantine(name).add(version, entry.file, entry.reason)
+
+    def _take_place(self, name: str, opened: _Opened) -> bool:
+        """Serve what was opened, or what is active by now if it is over the same levels.
+
+        False where what was opened is superseded.
+        """
         with self._locks[name]:
+            active = self._source.store.current(name)
+            if self.serving(name) == active:
+                return True
+            served = opened.served
+            if served.searcher.info.version != active:
+                try:
+                    if not self._same_levels(name, active, served):
+                        return False
+                    served = self._source.open(name, active, served)
+                except SnapshotMissing:
+                    return False
+            else:
+                opened.taken = True
             self._flip(name, served)
-        took, now = time.monotonic() - began, served.searcher.info.version
+        self._say_ready(name, served, opened.began_s)
+        return True
+
+    def _fall_back(self, name: str, version: str, file: str) -> None:
+        for _ in range(ATTEMPTS):
+            damaged = self._damaged(name, version, file)
+            if damaged is None:
+                return  # superseded by levels that don't have this file
+            with self._opened(name, None) as opened, self._locks[name]:
+                if self.serving(name) == damaged:
+                    opened.taken = True
+                    self._flip(name, opened.served)
+            if opened.taken:
+                self._say_ready(name, opened.served, opened.began_s)
+                return
+
+    def _damaged(self, name: str, version: str, file: str) -> str | None:
+        """The version that is served, quarantined, if it has the file that was found damaged."""
+        with self._catalogue.lease(name) as served:
+            searched = served.searcher.info.version
+            if searched != version and not self._holds_damaged(name, version, file, served):
+                return None
+        quarantine = self._source.store.quarantine(name)
+        known = {entry.version: entry for entry in quarantine.entries()}
+        if searched not in known:
+            reason = known[version].reason if version in known else "damaged"
+            quarantine.add(searched, file, reason)
+        return searched
+
+    def _holds_damaged(self, name: str, version: str, file: str, served: ServedVersion) -> bool:
+        """Whether what is served shares the file that was found damaged in another version."""
+        own = None if served.snapshot is None else served.snapshot.manifest.files.get(file)
+        try:
+            return own is not None and (
+                self._source.store.manifest(name, version).files.get(file) == own
+            )
+        except SnapshotError:  # removed meanwhile, as a step: those are followed by their like
+            return own is not None
+
+    def _say_ready(self, name: str, served: ServedVersion, began_s: float) -> None:
+        took, now = time.monotonic() - began_s, served.searcher.info.version
         log.info("index %s, version %s: serving, made ready in %.1f s", name, now, took)
 
     def _flip(self, name: str, served: ServedVersion) -> None:
-        self._catalogue.live(name).swap(served)
+        now = None if served.snapshot is None else served.snapshot.manifest
+        erased_s = self._erased_s(name)
+        self._catalogue.live(name).swap(
+            served, keep=lambda old: _may_stay(old, now) and _is_younger(old, erased_s)
+        )
+        self._forget(name)
         self._metrics.swaps.labels("done").inc()
         self._shown(name)
 
     def _follow(self, name: str) -> None:
         """Serve what is active; what can't be is logged, and tried again later."""
-        active = None
+        active = ""
         try:
             active = self._source.store.current(name)
-            if self.serving(name) == active or self._just_failed(name, active):
+            failed = self._failed.get(name)
+            if failed is not None and failed.version == active and failed.fresh:
+                return
+            if self.serving(name) == active:
+                self._forget(name)
                 return
             self._source.store.quarantine(name).refuse(active)
             if not self.adopt(name):
                 self.load(name)
-        except (HivlpError, OSError) as error:
-            version = active or ""
-            if isinstance(error, SnapshotError) and not self._still(name, version):
+        except Exception as error:
+            if isinstance(error, SnapshotError) and active and not self._still(name, active):
                 return  # gone again meanwhile: superseded, or rolled back
-            if isinstance(error, SnapshotQuarantined):
-                return  # said when it was quarantined
-            self._failed[name] = (version, time.monotonic())
-            self._metrics.swaps.labels("failed").inc()
-            log.error("index %s: the version before goes on serving: %s", name, error)
+            self._record(name, active, error)
 
-    def _just_failed(self, name: str, version: str) -> bool:
-        failed, when = self._failed.get(name, ("", 0.0))
-        return failed == version and time.monotonic() - when < RETRY_S
+    def _record(self, name: str, version: str, error: Exception) -> None:
+        """Remember what is wrong; tell it unless it was just told."""
+        expected = isinstance(error, (HivlpError, OSError))
+        text = str(error) if expected else f"{type(error).__name__}: {error}"
+        trouble = _Trouble(version, text, time.monotonic())
+        if isinstance(error, SnapshotQuarantined):  # said when it was; looked up again each time
+            self._failed[name] = replace(trouble, when_s=-math.inf)
+            return
+        self._failed[name] = trouble
+        said = self._said.get(name)
+        if said is not None and said.text == text and said.fresh:
+            return
+        self._said[name] = trouble
+        self._metrics.swaps.labels("failed").inc()
+        log.error(
+            "index %s: the version before goes on serving: %s",
+            name,
+            text,
+            exc_info=None if expected else error,
+        )
+
+    def _erased_s(self, name: str) -> float:
+        """When items of the index were erased last, in seconds since 1970; -inf for never."""
+        try:
+            return (self._source.store.folder(name) / ERASED).stat().st_mtime
+        except FileNotFoundError:
+            return -math.inf
+        except OSError:  # who knows
+            return math.inf
+
+    def _forget(self, name: str) -> None:
+        self._failed.pop(name, None)
+        self._said.pop(name, None)
 
     def _still(self, name: str, version: str) -> bool:
         try:
             return self._source.store.current(name) == version
-        except HivlpError:
+        except (HivlpError, OSError):
             return True
+
+
+@dataclass(slots=True)
+class _Opened:
+    served: ServedVersion
+    began_s: float
+    taken: bool = False
+
+
+def _may_stay(old: ServedVersion, now: SnapshotManifest | None) -> bool:
+    """Whether a superseded version may be kept: one over the same levels.
+
+    Such a version costs a few pages; one of other levels, as much memory as the index itself.
+    """
+    if old.snapshot is None or now is None:
+        return False
+    return old.snapshot.manifest.built_files == now.built_files
+
+
+def _is_younger(old: ServedVersion, erased_s: float) -> bool:
+    """Whether a version can have nothing of what was erased; a whole second is left for rounding.
+
+    Erasing waits until nobody has the others open.
+    """
+    return datetime.fromisoformat(old.searcher.info.created_at).timestamp() > erased_s

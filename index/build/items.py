@@ -106,7 +106,7 @@ def item_of_row(
     image = _first(rest, image_columns(aliases))
     captions = _captions(rest)
     ref, data = _picture(image, root, own_ref, id_text(given_id))
-    item_id = id_text(given_id) or ref
+    item_id = id_text(given_id) or id_text(ref)
     if item_id is None:
         raise RowError("no id, and no picture to take it from")
     metadata = {name: cleaned for name, v in rest.items() if (cleaned := _value(v)) is not None}
@@ -114,7 +114,12 @@ def item_of_row(
 
 
 def check_id(item_id: str) -> str:
-    """The id itself. Raises RowError for one that is too long or can't be printed."""
+    """The id itself. Raises RowError for one that is empty, too long or can't be printed.
+
+    Nor may blanks be at its edges, which tables lose.
+    """
+    if not item_id or item_id != item_id.strip():
+        raise RowError(f"id {item_id!r} is empty or has blanks at its edges")
     if len(item_id) > MAX_ID_CHARS:
         raise RowError(f"an id of {len(item_id)} characters; at most {MAX_ID_CHARS}")
     if any(unicodedata.category(character) in ("Cc", "Cs") for character in item_id):

@@ -34,7 +34,8 @@ class Draft:
     """An item to be put: captions as they were given, a picture's bytes, vectors of its own.
 
     `vectors` are rows of the gallery for what needs no encoding: of a picture, (width,) float32; of
-    its texts, (n, width), one each (one of an item without a text).
+    its texts, (n, width), one each (one of an item without a text). They count instead of what an
+    encoder would say of the picture or the texts beside them, which are kept to be shown.
     """
 
     id: str
@@ -56,6 +57,7 @@ class Workshop:
     index_folder: Path
     limits: ImageLimits = field(default_factory=ImageLimits)
     max_text_chars: int = 2_000
+    max_texts: int = MAX_TEXTS
 
 
 @dataclass(slots=True)
@@ -107,13 +109,15 @@ def _checked(
         check_id(draft.id)
     except RowError as error:
         raise InputError("invalid_id", f"id: {error.reason}", param="id") from error
-    if len(draft.texts) > MAX_TEXTS:
-        message = f"texts: {len(draft.texts)} texts, at most {MAX_TEXTS}"
-        raise InputError("out_of_range", message, param="texts", limit=MAX_TEXTS)
+    if len(draft.texts) > workshop.max_texts:
+        message = f"texts: {len(draft.texts)} texts, at most {workshop.max_texts}"
+        raise InputError("out_of_range", message, param="texts", limit=workshop.max_texts)
     if not (draft.texts or draft.picture is not None or draft.vectors):
         message = "an item needs texts, an image or a vector to be found by"
         raise InputError("nothing_to_search", message, param="texts")
-    if draft.picture is not None:
+    if draft.picture is not None and "image" in draft.vectors:
+        decode_image(draft.picture, workshop.limits)  # kept to be shown; the vector counts
+    elif draft.picture is not None:
         work.picture = content_key("image", draft.picture)
         yield from _picture(work.picture, draft.picture, workshop, cache)
     for place, given in enumerate(draft.texts):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
+from starlette.types import Message, Receive
 
 from hivlp.index.build.upserts import Draft, own_vector
 from hivlp.index.snapshot.changes import Delete, Shape
@@ -14,12 +16,13 @@ from hivlp.models.levels import FloatArray, Modality
 from hivlp.service.answers import ChangeAnswer, ErrorAnswer, json_response
 from hivlp.service.bodies import read_item
 from hivlp.service.openapi import ERRORS, upload_body
-from hivlp.service.routes.items import IndexName
+from hivlp.service.routes.items import IndexName, check_path
 from hivlp.service.schemas import PutItem
 from hivlp.service.state import ServingState, state_of
+from hivlp.service.writers import check_writer
 
 FORBIDDEN: dict[int | str, dict[str, Any]] = {
-    403: {"model": ErrorAnswer, "description": "Items can't be changed over HTTP here."}
+    403: {"model": ErrorAnswer, "description": "Items can't be changed over HTTP here, or by you."},
 }
 router = APIRouter(prefix="/items", tags=["items"], responses={**ERRORS, **FORBIDDEN})
 
@@ -33,13 +36,18 @@ router = APIRouter(prefix="/items", tags=["items"], responses={**ERRORS, **FORBI
 async def put_item(request: Request, id: str, index: IndexName = "default") -> Response:
     """Make an item what the body says, whether it was there before or not."""
     state = state_of(request)
+    check_writer(request, state.settings)
+    check_path(request)
     writer = state.writer(index)
-    with state.change_admission.permits():
-        fields, picture = await read_item(request, state.settings.limits.max_image_bytes)
+    with state.change_room.share() as take:
+        counted = Request(request.scope, _counted(request.receive, take))
+        fields, picture = await read_item(counted, state.settings.limits.max_image_bytes)
         body = PutItem.model_validate(fields)
         _check_texts(body, state)
         draft = Draft(id, tuple(body.texts), picture, body.metadata, _vectors(body, index, state))
-        changed = await writer.change(draft)
+        # Only now: a body that is slow to come must not take the place of one that is here.
+        with state.change_admission.permits():
+            changed = await writer.change(draft)
     return json_response(
         {
             "id": id,
@@ -57,6 +65,8 @@ async def put_item(request: Request, id: str, index: IndexName = "default") -> R
 async def delete_item(request: Request, id: str, index: IndexName = "default") -> Response:
     """Delete an item: it is found no longer. Its vectors go with the next build."""
     state = state_of(request)
+    check_writer(request, state.settings)
+    check_path(request)
     writer = state.writer(index)
     with state.change_admission.permits():
         changed = await writer.change(Delete(id))
@@ -71,6 +81,17 @@ async def delete_item(request: Request, id: str, index: IndexName = "default") -
             "request_id": request.state.request_id,
         }
     )
+
+
+def _counted(receive: Receive, take: Callable[[int], None]) -> Receive:
+    """`receive`, with the bytes of the body counted as they come. Raises Overloaded."""
+
+    async def counted() -> Message:
+        message = await receive()
+        take(len(message.get("body", b"")))
+        return message
+
+    return counted
 
 
 def _check_texts(body: PutItem, state: ServingState) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 from typing import Annotated
-from urllib.parse import quote
+from urllib.parse import quote, unquote_to_bytes
 
 from fastapi import APIRouter, Query, Request
 from starlette.convertors import Convertor, register_url_convertor
@@ -26,7 +26,8 @@ from hivlp.service.state import ServingState, state_of
 router = APIRouter(prefix="/items", tags=["items"], responses=ERRORS)
 IndexName = Annotated[str, Query(min_length=1, max_length=256, description="The index it is in.")]
 Size = Annotated[int | None, Query(description="At most this many pixels wide and high.")]
-CACHE_CONTROL = "public, max-age=3600"
+# Kept, and asked for again each time: a picture that was replaced or erased is shown no longer.
+CACHE_CONTROL = "no-cache"
 
 
 class _AnyId(Convertor[str]):
@@ -57,6 +58,7 @@ async def item_image(
 ) -> Response:
     """The picture of an item, or a thumbnail of it."""
     state = state_of(request)
+    check_path(request)
     if request.scope.get("raw_path", b"").lower().endswith(b"%2fimage"):
         return _item(request, state, f"{id}/image", index)
     try:
@@ -68,7 +70,20 @@ async def item_image(
 @router.get("/{id:any}", response_model=None, responses={200: {"model": ItemAnswer}})
 async def item(request: Request, id: str, index: IndexName = "default") -> Response:
     """An item and its metadata."""
+    check_path(request)
     return _item(request, state_of(request), id, index)
+
+
+def check_path(request: Request) -> None:
+    """Refuse a path that isn't UTF-8: what stands for it in its place is another id.
+
+    Raises InputError.
+    """
+    try:
+        unquote_to_bytes(request.scope.get("raw_path", b"")).decode()
+    except UnicodeDecodeError as error:
+        message = "id: the path is not percent-encoded UTF-8"
+        raise InputError("invalid_id", message, param="id") from error
 
 
 def _item(

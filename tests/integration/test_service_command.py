@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
@@ -9,6 +10,8 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +19,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from hivlp.index.snapshot.amend import LOCK
+from hivlp.index.snapshot.store import SnapshotStore
 from tests.integration.served_home import make_corpus, make_home
 
 READY = re.compile(r"hivlp is ready: (http://\S+)")
@@ -49,10 +54,14 @@ def run(*arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
 
 
 @contextmanager
-def served(home: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def served(home: Path, **more: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     arguments = command("--home", str(home), "--port", "0")
     with subprocess.Popen(
-        arguments, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment()
+        arguments,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env=environment(**more),
     ) as process:
         try:
             assert process.stdout is not None
@@ -71,6 +80,30 @@ def test_it_serves_until_told_to_stop_and_ends_with_0(home: Path, stop: signal.S
         assert answer["hits"][0]["id"].startswith("red/")
         process.send_signal(stop)
         assert process.wait(STOP_S) == 0
+
+
+def test_it_stops_while_a_change_waits_for_another_process_and_tells_whoever_asked(
+    home: Path,
+) -> None:
+    store = SnapshotStore(home)
+    before = store.versions("default")
+    answers: list[httpx.Response] = []
+
+    def put(url: str) -> None:
+        answers.append(httpx.put(f"{url}/items/late", json={"texts": ["x"]}, timeout=60))
+
+    with (home / "indexes" / "default" / LOCK).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with served(home, HIVLP_CHANGES__WAIT_S="600") as (process, url):
+            asked = threading.Thread(target=put, args=(url,))
+            asked.start()
+            time.sleep(0.5)
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(10) == 0
+            asked.join(10)
+    (answer,) = answers
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "not_writable")
+    assert store.versions("default") == before
 
 
 def test_no_other_protocol_is_spoken(home: Path) -> None:

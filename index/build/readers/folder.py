@@ -70,7 +70,7 @@ class FolderCorpus(Corpus):
                 if captions_name.name in beside
                 else ()
             )
-            return Item(check_id(name), ref, captions, place=name)
+            return Item(check_id(name.strip()), ref, captions, place=name)
         except RowError as error:
             return BadItem(name, None, error.reason)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from hivlp.index.masks import RowMask
 from hivlp.index.plans import make_plan
 from hivlp.index.searcher import FoundItem, SnapshotInfo
 from hivlp.index.snapshot.coded import code_column
+from hivlp.index.snapshot.live import NotKept
 from hivlp.index.snapshot.uploads import PictureRoots
 from hivlp.models.artifact import ArtifactManifest, SourceRecord, StageRecord, TowerRecord
 from hivlp.models.encoder import EncoderBatch, RgbImage
@@ -207,7 +209,11 @@ class FakeLive:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     @contextlib.contextmanager
-    def lease(self) -> Iterator[ServedVersion]:
+    def lease(
+        self, wanted: Callable[[ServedVersion], bool] | None = None
+    ) -> Iterator[ServedVersion]:
+        if wanted is not None and not wanted(self.served):
+            raise NotKept
         with self.lock:
             self.leases += 1
         try:
@@ -216,8 +222,14 @@ class FakeLive:
             with self.lock:
                 self.leases -= 1
 
-    def swap(self, value: ServedVersion) -> None:
+    def swap(self, value: ServedVersion, keep: Callable[[ServedVersion], bool]) -> None:
         self.served = value
+
+    def expire(self, keep: Callable[[ServedVersion], bool]) -> None:
+        pass
+
+    def close_in(self, pool: Executor) -> None:
+        pass
 
     def close(self) -> None:
         self.served.close()

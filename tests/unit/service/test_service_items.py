@@ -75,13 +75,20 @@ def test_ids_hold_any_characters(client: httpx.Client, item_id: str, safe: str) 
 
 
 @pytest.mark.parametrize(
-    "path", ["/items/nobody", "/items/nobody/image", "/items/", "/items/%00", "/items/%ED%A0%BD"]
+    "path", ["/items/nobody", "/items/nobody/image", "/items/", "/items/%00", "/items/%F0%9F%98%80"]
 )
 def test_an_unknown_item_is_404(client: httpx.Client, path: str) -> None:
     response = client.get(path)
     assert response.status_code == 404
     assert response.json()["error"]["code"] == "no_such_item"
     assert client.get("/items/red?index=nowhere").status_code == 404
+
+
+@pytest.mark.parametrize("path", ["/items/%ff", "/items/%ED%A0%BD", "/items/a%FE/image"])
+def test_a_path_that_is_not_utf8_is_no_id(client: httpx.Client, path: str) -> None:
+    response = client.get(path)
+    error = response.json()["error"]
+    assert (response.status_code, error["code"], error["param"]) == (422, "invalid_id", "id")
 
 
 def test_the_original_is_sent_as_what_it_is(client: httpx.Client) -> None:
@@ -104,7 +111,7 @@ def test_a_thumbnail_fits_and_keeps_its_shape(client: httpx.Client) -> None:
 
 def test_a_picture_that_has_not_changed_is_not_sent_again(client: httpx.Client) -> None:
     first = client.get("/items/red/image?size=30")
-    assert "max-age" in first.headers["cache-control"]
+    assert first.headers["cache-control"] == "no-cache"  # asked for again, so never out of date
     tag = first.headers["etag"]
     again = client.get("/items/red/image?size=30", headers={"If-None-Match": tag})
     assert (again.status_code, again.content) == (304, b"")
@@ -224,3 +231,12 @@ def test_head_asks_for_the_headers_alone(client: httpx.Client) -> None:
         for name in ("content-type", "content-length", "etag"):
             assert head.headers.get(name) == full.headers.get(name)
     assert client.head("/search/text").status_code == 405
+
+
+def test_pictures_of_one_moment_and_size_are_told_apart(tmp_path: Path) -> None:
+    for name in ("a.png", "b.png"):
+        (tmp_path / name).write_bytes(b"12345")
+        os.utime(tmp_path / name, (1_000_000, 1_000_000))
+    first, second = (locate(tmp_path, name, "x").tag for name in ("a.png", "b.png"))
+    assert first != second
+    assert first == locate(tmp_path, "a.png", "x").tag

@@ -53,6 +53,11 @@ def test_what_is_given_wins_over_the_environment_and_that_over_the_file(
         ("HIVLP_PORT", "70000", "setting port"),
         ("HIVLP_LIMITS__MAX_K", "0", "setting limits.max_k"),
         ("HIVLP_LIMITS__MAX_BATCH", "100", "max_batch may be at most"),
+        ("HIVLP_LIMITS__MAX_ITEM_TEXTS", "65", "setting limits.max_item_texts"),
+        ("HIVLP_LIMITS__MAX_CHANGE_BYTES", "2048", "must be at least max_body_bytes"),
+        ("HIVLP_LIMITS__BODY_TIMEOUT_S", "0", "setting limits.body_timeout_s"),
+        ("HIVLP_CHANGES__WAIT_S", "0", "setting changes.wait_s"),
+        ("HIVLP_CHANGES__KEEP_VERSIONS", "-1", "setting changes.keep_versions"),
         ("HIVLP_SETTINGS_FILE", "/nowhere.toml", "no file at /nowhere.toml"),
     ],
 )
