@@ -78,12 +78,16 @@ async def _run(
 async def _one(
     pool: asyncio.LifoQueue[_Connection], port: int, request: Request, due: float, load: Load
 ) -> None:
-    try:
-        connection = await _Connection.open(port) if pool.empty() else pool.get_nowait()
-        status = await asyncio.wait_for(connection.ask(*request), LATE_S)
-        pool.put_nowait(connection)
-    except (OSError, asyncio.IncompleteReadError, TimeoutError):
-        status = 0
+    status = 0
+    while status == 0:
+        kept = not pool.empty()  # one that lay idle may have been closed: then a new one is tried
+        try:
+            connection = pool.get_nowait() if kept else await _Connection.open(port)
+            status = await asyncio.wait_for(connection.ask(*request), LATE_S)
+            pool.put_nowait(connection)
+        except (OSError, asyncio.IncompleteReadError, TimeoutError):
+            if not kept:
+                break
     load.statuses[status] += 1
     load.latencies_ms.append(1e3 * (time.perf_counter() - due))
 
