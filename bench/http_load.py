@@ -103,7 +103,7 @@ class _Connection:
 
     async def ask(self, method: str, path: str, body: bytes) -> int:
         head = (
-            f"{method} {path} HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\n"
+            f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
             f"Content-Length: {len(body)}\r\n\r\n"
         )
         self.writer.write(head.encode() + body)

@@ -43,13 +43,15 @@ def main() -> None:
     parser.add_argument("--swaps", type=int, default=50)
     parser.add_argument("--servers", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--filter", type=json.loads)
+    parser.add_argument("--no-puts", action="store_true")
     given = parser.parse_args()
     print(machine())
     store = SnapshotStore(given.home)
     for count in given.servers:
         with servers(given, count) as (ports, pids):
             print(f"--- {count} server(s), {store.manifest(given.index).items} items", flush=True)
-            puts(given, ports, pids)
+            if not given.no_puts:
+                puts(given, ports, pids)
             swaps(given, store, ports, pids)
 
 
@@ -204,7 +206,8 @@ def servers(given: argparse.Namespace, count: int) -> Iterator[tuple[list[int], 
                 "--port",
                 str(ports[-1]),
             ]
-            environment = {**os.environ, "HIVLP_HOME": str(given.home)}
+            own = {"HIVLP_HOME": str(given.home), "HIVLP_CACHE__MAX_BYTES": "0"}
+            environment = {**os.environ, **own}
             running.append(subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL,
                                             stdout=subprocess.DEVNULL))  # fmt: skip
         for port in ports:

@@ -18,6 +18,7 @@ from hivlp.index.build.upserts import Draft
 from hivlp.index.snapshot.changes import Delete
 from hivlp.service.errors import NotWritable, Overloaded
 from hivlp.service.metrics import Metrics
+from hivlp.service.priority import behind
 from hivlp.service.publishing import STOPPING, Changed, Publisher, Waiting
 from hivlp.service.serving import Catalogue, Source
 from hivlp.service.settings import Settings
@@ -42,7 +43,7 @@ class ItemWriter:
         self._publisher = Publisher(name, catalogue, source, swapper, settings, self._stopping)
         self._settings = settings
         self._metrics = metrics
-        self._thread = ThreadPoolExecutor(1, f"hivlp-change-{name}")
+        self._thread = ThreadPoolExecutor(1, f"hivlp-change-{name}", behind)
         self._queue: deque[Waiting] = deque()
         self._wake = asyncio.Event()
 

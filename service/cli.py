@@ -45,6 +45,12 @@ class CannotListen(HivlpError):
         super().__init__(f"can't listen on {host}:{port}: {reason}")
 
 
+SWITCH_S = 0.0005
+"""How long a thread of Python may keep the others waiting. A search changes hands a dozen times: at
+Python's own 5 ms each, a body being parsed or a version being published would cost it tens of ms.
+"""
+
+
 def serve(arguments: Sequence[str]) -> int:
     """Serve until told to stop. 0 after a clean stop, 1 when loading failed."""
     given = {name: value for name, value in vars(_parse(arguments)).items() if value is not None}
@@ -55,6 +61,7 @@ def serve(arguments: Sequence[str]) -> int:
 
     settings = load_settings(**given)
     names_to_serve(settings)
+    sys.setswitchinterval(SWITCH_S)
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     logging.getLogger("faiss").setLevel(logging.WARNING)
     # It warns of every broken form, which anyone can send; the sender is told.

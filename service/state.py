@@ -19,6 +19,7 @@ from hivlp.service.errors import NotReady, ReadOnly
 from hivlp.service.metrics import Metrics
 from hivlp.service.pictures import Pictures
 from hivlp.service.pipeline import Pipeline, Workers
+from hivlp.service.priority import behind
 from hivlp.service.scrubbing import Scrubbing
 from hivlp.service.serving import Catalogue, Source
 from hivlp.service.settings import Settings
@@ -110,7 +111,7 @@ class ServingState:
             searches=ThreadPoolExecutor(workers, "hivlp-search"),
             ahead=ThreadPoolExecutor(workers, "hivlp-ahead"),
             reading=ThreadPoolExecutor(PICTURE_THREADS, "hivlp-picture"),
-            loading=ThreadPoolExecutor(1, "hivlp-load"),
+            loading=ThreadPoolExecutor(1, "hivlp-load", behind),
             closing=ThreadPoolExecutor(1, "hivlp-close"),
         )
 

@@ -22,6 +22,7 @@ from datetime import datetime
 from functools import partial
 
 from hivlp.index.errors import SnapshotError, SnapshotMissing, SnapshotQuarantined
+from hivlp.index.snapshot.amend import carry_over
 from hivlp.index.snapshot.manifest import SnapshotManifest
 from hivlp.index.snapshot.names import ERASED
 from hivlp.index.snapshot.quarantine import from_error, is_lasting
@@ -221,7 +222,19 @@ class Swapper:
                     self._flip(name, opened.served)
             if opened.taken:
                 self._say_ready(name, opened.served, opened.began_s)
+                self._carry_over(name, damaged, opened.served.searcher.info.version)
                 return
+
+    def _carry_over(self, name: str, damaged: str, whole: str) -> None:
+        """Items put or deleted upon the damaged version hold upon the whole one too."""
+        try:
+            count = carry_over(self._source.store, name, damaged, whole)
+        except (HivlpError, OSError) as error:
+            log.error("index %s: what changed upon %s is not served: %s", name, damaged, error)
+            return
+        if count:
+            log.warning("index %s: %d changes were carried over to %s", name, count, whole)
+            self.adopt(name)
 
     def _damaged(self, name: str, version: str, file: str) -> str | None:
         """The version that is served, quarantined, if it has the file that was found damaged."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 from pathlib import Path
+from urllib.parse import quote
 
 import httpx
 import pytest
@@ -124,6 +125,25 @@ def test_damage_that_opening_did_not_see_is_scrubbed_and_the_last_good_version_s
     assert 'hivlp_snapshot_quarantined{index="default"} 1.0' in metrics
     with serving(create_app(Settings(home=store.home))) as client:
         assert searched(client) == first
+
+
+def test_what_changed_upon_a_version_found_damaged_holds_upon_the_last_good_one(
+    store: SnapshotStore,
+) -> None:
+    first, second = store.versions("default")
+    app = create_app(Settings(home=store.home, scrub_mib_per_s=0))
+    with serving(app) as client:
+        item = client.post("/search/text", json={"query": "red", "k": 1}).json()["hits"][0]["id"]
+        client.delete(f"/items/{quote(item, safe='')}").raise_for_status()
+        client.put("/items/late", json={"texts": ["late riser"]}).raise_for_status()
+        flip_last(store.path("default", second) / ROWS)
+        state_of(app).scrubbing.on_corrupt("default", second, ROWS)
+        assert client.get(f"/items/{quote(item, safe='')}").status_code == 404
+        assert client.get("/items/late").status_code == 200
+        assert client.put("/items/more", json={"texts": ["more"]}).status_code == 200
+        manifest = store.manifest("default")
+        assert manifest.changes is not None
+        assert manifest.changes.since == first
 
 
 def test_scrubbing_can_be_turned_off(
