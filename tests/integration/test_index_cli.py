@@ -200,6 +200,9 @@ def test_a_quarantined_version_is_marked_refused_and_lifted_by_verifying(
 ) -> None:
     home = ["--home", str(tmp_path / "home")]
     shutil.copytree(made / "home", tmp_path / "home")
+    artifact = str(made / "home" / "artifacts" / "tiny")
+    assert main(["build", str(made / "pictures"), "--artifact", artifact, *home]) == 0
+    capsys.readouterr()
     store = SnapshotStore(tmp_path / "home")
     version = store.current("default")
     rows = store.path("default", version) / "text" / "rows.npy"
