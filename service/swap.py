@@ -22,7 +22,7 @@ from datetime import datetime
 from functools import partial
 
 from hivlp.index.errors import SnapshotError, SnapshotMissing, SnapshotQuarantined
-from hivlp.index.snapshot.amend import carry_over
+from hivlp.index.snapshot.carrying import carry_over
 from hivlp.index.snapshot.manifest import SnapshotManifest
 from hivlp.index.snapshot.names import ERASED
 from hivlp.index.snapshot.quarantine import from_error, is_lasting

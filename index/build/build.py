@@ -165,6 +165,7 @@ def _build_index(
     with (
         EmbeddingCache(cache_folder / "embeddings", model.gallery_space, width) as cache,
         ItemSpool(builds) as spool,
+        store.stage(name),  # nothing is written there: whoever erases must see this build
     ):
         with (
             FailureLog(failures_file) as failures,

@@ -9,6 +9,7 @@ measures what the published widths give now, on queries drawn anew.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -31,7 +32,8 @@ from hivlp.index.errors import BuildError
 from hivlp.index.evaluation import SEED, Sampled, sample_queries
 from hivlp.index.local_searcher import LocalSearcher
 from hivlp.index.plans import run_plan
-from hivlp.index.snapshot.amend import turn
+from hivlp.index.snapshot.amend import hold, turn
+from hivlp.index.snapshot.erasures import erased_since, read_erased
 from hivlp.index.snapshot.manifest import (
     FORMAT_VERSION,
     DirectedRecord,
@@ -129,7 +131,18 @@ def _calibrate(
     model: Model,
     settings: CalibrationSettings,
 ) -> CalibrationReport:
-    snapshot = store.open(name, version)
+    erased = read_erased(store.folder(name))
+    with contextlib.closing(store.open(name, version)) as snapshot:
+        latest = snapshot.manifest.version == store.current(name)
+        update, notes = _measured(snapshot, model, settings)
+        path = _publish(store, snapshot, update, settings, None if latest else erased)
+    return CalibrationReport(store.manifest(name, path.name), path, tuple(notes))
+
+
+def _measured(
+    snapshot: Snapshot, model: Model, settings: CalibrationSettings
+) -> tuple[dict[str, object], list[str]]:
+    """What changes in the manifest, and notes. Raises SpaceMismatch, BuildError."""
     old = snapshot.manifest
     model.check_fits(old.gallery_space)
     queries = _queries(snapshot, model, settings)
@@ -145,7 +158,7 @@ def _calibrate(
         quiet=settings.quiet,
     )
     if not measured.widths:
-        raise BuildError(f"index {name!r}: no queries to calibrate with")
+        raise BuildError(f"index {old.index!r}: no queries to calibrate with")
     notes = measured.notes
     if not model.encodes:  # vectors: every level's query is there at once, so no exit is early
         notes = shortfalls(measured.widths)
@@ -156,7 +169,7 @@ def _calibrate(
     if not same:
         left = sorted({f"{r.query} to {r.searched}" for r in kept})
         notes += [f"{direction}: still as measured with the encoder before" for direction in left]
-    update = {
+    update: dict[str, object] = {
         "query_encoder": model.query_encoder,
         "model": model.name,
         "artifact": str(model.path) if model.encodes else old.artifact,
@@ -166,8 +179,7 @@ def _calibrate(
         "retrieval": _renewed(old.retrieval, measured.retrieval, replaced),
         "paces": _renewed(old.paces if same else (), measured.paces, replaced),
     }
-    path = _publish(store, snapshot, update, settings, latest=version is None)
-    return CalibrationReport(store.manifest(name, path.name), path, tuple(notes))
+    return update, list(notes)
 
 
 def _publish(
@@ -175,18 +187,21 @@ def _publish(
     snapshot: Snapshot,
     update: dict[str, object],
     settings: CalibrationSettings,
-    *,
-    latest: bool,
+    erased: Mapping[str, int] | None,
 ) -> Path:
     """Publish the version that was measured with its measurements; returns its folder.
 
-    `latest`: it was the active one, and what was put or deleted since is taken along. Raises
-    BuildError where another version became active meanwhile.
+    `erased` None: it was the active one, and what was put or deleted since is taken along. Raises
+    BuildError where another version became active meanwhile, or where items of one that was not
+    active were erased since `erased` was read.
     """
     old, folder = snapshot.manifest, snapshot.path
     name = old.index
     with turn(store, name):
-        if latest:
+        latest = erased is None
+        if erased is not None:
+            _refuse_erased(store, snapshot, erased)
+        else:
             old = store.manifest(name)
             folder = store.path(name, old.version)
             if old.built_files != snapshot.manifest.built_files:
@@ -209,6 +224,16 @@ def _publish(
             return store.publish(
                 staging, activate=settings.activate, shared=shared, expected=expected
             )
+
+
+def _refuse_erased(store: SnapshotStore, snapshot: Snapshot, erased: Mapping[str, int]) -> None:
+    name, version = snapshot.manifest.index, snapshot.manifest.version
+    since = erased_since(store.folder(name), erased)
+    if len(since) and hold(store, name, version, whole=True).mentions(since):
+        raise BuildError(
+            f"index {name!r}: items of version {version} were erased while it was measured; it "
+            "can't be published again"
+        )
 
 
 def _renewed(

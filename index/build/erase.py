@@ -106,7 +106,7 @@ def _erase(
         known = {hashes[short] for short in traces.hashes & hashes.keys()}
         if traces.hashes:
             write_traces(folder, traces)
-            add_erased(folder, traces.hashes, time.time_ns())
+            add_erased(folder, traces.hashes, _now(store, name))
         if version in having:
             version = rewritten(store, name, known, quiet)
         builds = [path for path in folder.glob(f"{BUILDING}*") if in_use(path)]
@@ -117,7 +117,7 @@ def _erase(
     cached = _forget_vectors(store, traces)
     pictures = _forget_pictures(store, name, traces)
     _forget_lists(store, name, ids)
-    if not left:
+    if not left and not _mentioned(store, name, traces):
         forget_traces(folder)
     if spools := _spools(store):
         notes.append(f"downloads that did not end may hold it: remove {spools}")
@@ -131,6 +131,26 @@ def _erase(
         pictures,
         tuple(notes),
     )
+
+
+def _now(store: SnapshotStore, name: str) -> int:
+    """A moment that is later than every change, as sequence numbers have it."""
+    return max(time.time_ns(), hold(store, name).changes.last)
+
+
+def _mentioned(store: SnapshotStore, name: str, traces: Traces) -> bool:
+    """Whether an older version is left that holds what is being erased, by this or another one."""
+    hashes = np.array([int(short, 16) for short in traces.hashes], np.uint64)
+    active = store.current(name)
+    for version in store.versions(name):
+        if version == active:  # an item of it was put again since
+            continue
+        try:
+            if hold(store, name, version, whole=True).mentions(hashes):
+                return True
+        except (SnapshotError, OSError, ValueError, pa.ArrowException):
+            return True
+    return False
 
 
 def _held(store: SnapshotStore, name: str, version: str, ids: frozenset[str]) -> Held | str | None:

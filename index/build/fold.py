@@ -12,7 +12,6 @@ another.
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import date, datetime
@@ -47,7 +46,7 @@ from hivlp.index.snapshot.changes import (
     write_segment,
 )
 from hivlp.index.snapshot.durable import sync_tree
-from hivlp.index.snapshot.erasures import is_erased, read_erased, short_hash
+from hivlp.index.snapshot.erasures import erased_since, is_erased, read_erased, short_hash
 from hivlp.index.snapshot.manifest import (
     ChangesRecord,
     SegmentRecord,
@@ -148,7 +147,6 @@ class Folding:
 
     store: SnapshotStore
     held: Held
-    began_ns: int
     erased: Mapping[str, int]
     beside: bool = False
     forget: bool = False
@@ -158,12 +156,12 @@ class Folding:
         store: SnapshotStore, name: str, *, beside: bool = False, forget: bool = False
     ) -> Folding | None:
         """None for an index without a version. Raises SnapshotError."""
-        began_ns = time.time_ns()
+        erased = read_erased(store.folder(name))
         try:
             held = hold(store, name, whole=True)
         except SnapshotMissing:
             return None
-        return Folding(store, held, began_ns, read_erased(store.folder(name)), beside, forget)
+        return Folding(store, held, erased, beside, forget)
 
     @property
     def last(self) -> int:
@@ -197,8 +195,14 @@ class Folding:
         columns. Returns the record (None without changes), and notes on what could not be kept.
         Raises BuildError where something in `folder` was erased while it was built.
         """
-        erased = read_erased(self.store.folder(self.held.manifest.index))
-        self._refuse_erased(folder, erased)
+        index = self.store.folder(self.held.manifest.index)
+        erased = read_erased(index)
+        hashes = np.load(folder / layout.ITEM_HASHES, mmap_mode="r", allow_pickle=False)
+        if np.isin(erased_since(index, self.erased), hashes).any():
+            raise BuildError(
+                f"index {index.name!r}: items were erased while it was being built, and are in "
+                "what was built: build it again"
+            )
         now = hold(self.store, self.held.manifest.index, whole=True)
         notes: list[str] = []
         tables = [
@@ -215,17 +219,6 @@ class Folding:
             ),
             notes,
         )
-
-    def _refuse_erased(self, folder: Path, erased: Mapping[str, int]) -> None:
-        """Raises BuildError where the version being built holds what was erased since it began."""
-        since = [int(short, 16) for short, at in erased.items() if at >= self.began_ns]
-        if since:
-            hashes = np.load(folder / layout.ITEM_HASHES, mmap_mode="r", allow_pickle=False)
-            if np.isin(np.array(since, np.uint64), hashes).any():
-                raise BuildError(
-                    f"index {self.held.manifest.index!r}: items were erased while it was being "
-                    "built, and are in what was built: build it again"
-                )
 
     def _later(self, now: Held, types: Mapping[str, Any], encode: Encode, notes: list[str]) -> Any:
         """The table of changes that are not in the levels, fit for what was built."""

@@ -26,13 +26,19 @@ import pyarrow.compute as pc
 
 from hivlp.index.errors import BuildError, IndexBusy, SnapshotCorrupt, SnapshotError
 from hivlp.index.snapshot import layout
-from hivlp.index.snapshot.catalogue import OWN_COLUMNS, Catalogue, open_catalogue, open_table
+from hivlp.index.snapshot.catalogue import (
+    OWN_COLUMNS,
+    Catalogue,
+    HashArray,
+    open_catalogue,
+    open_table,
+)
 from hivlp.index.snapshot.changes import (
     Change,
     Delete,
     Segment,
     Shape,
-    all_joined,
+    Upsert,
     change_table,
     joined,
     next_number,
@@ -41,6 +47,7 @@ from hivlp.index.snapshot.changes import (
     write_segment,
 )
 from hivlp.index.snapshot.coded_files import Kind
+from hivlp.index.snapshot.erasures import read_erased
 from hivlp.index.snapshot.manifest import (
     FORMAT_VERSION,
     ChangesRecord,
@@ -51,6 +58,7 @@ from hivlp.index.snapshot.metadata import MetadataError, fitted
 from hivlp.index.snapshot.shared import share_files
 from hivlp.index.snapshot.staging import Staging
 from hivlp.index.snapshot.store import SnapshotStore
+from hivlp.index.snapshot.uploads import upload_path
 from hivlp.models.artifact import file_record
 from hivlp.models.errors import SpaceMismatch
 
@@ -111,6 +119,11 @@ class Held:
         except (OSError, pa.ArrowInvalid) as error:
             index, version = self.manifest.index, self.manifest.version
             raise SnapshotCorrupt(index, version, layout.TEXTS, str(error)) from error
+
+    def mentions(self, hashes: HashArray) -> bool:
+        """Whether it says anything of items with ids of these hashes, (n,), deleted ones too."""
+        changed = any(np.isin(hashes, segment.hashes).any() for segment in self.segments)
+        return changed or self.catalogue.holds_any(hashes)
 
     def holding(self, item_ids: Collection[str]) -> set[str]:
         """Those of some ids that it holds an item of."""
@@ -187,22 +200,35 @@ def _publish(
     changes: Sequence[Change],
     kinds: dict[str, Kind],
 ) -> str:
+    _check_uploads(store.folder(name), changes)
     pending = sum(segment.size for segment in held.segments) + len(changes)
     if pending > MOST_PENDING:
         raise BuildError(
             f"index {name!r}: {pending} changes wait beside what was built, at most "
             f"{MOST_PENDING}: build it again"
         )
-    table = change_table(enumerate(changes, next_number(held.changes.last)), held.shape)
+    # An item that is put again after it was erased must come after that, whatever the clock says.
+    last = max(held.changes.last, *read_erased(store.folder(name)).values(), 0)
+    table = change_table(enumerate(changes, next_number(last)), held.shape)
     step = held.manifest.amended_from is not None
-    version = _publish_table(
-        store, name, held, table, kinds, supersede=step, expected=held.manifest.version
+    active = held.manifest.version
+    version = publish_table(
+        store, name, held, table, kinds, supersede=step, expected=active, amended_from=active
     )
     _remove_step(store, held.manifest)
     return version
 
 
-def _publish_table(
+def _check_uploads(folder: Path, changes: Sequence[Change]) -> None:
+    """Raises BuildError for a picture that was removed since it came: an erasure had it too."""
+    for change in changes:
+        if isinstance(change, Upsert) and change.image is not None:
+            path = upload_path(folder, change.image)
+            if path is not None and not path.is_file():
+                raise BuildError(f"item {change.id!r}: its picture was erased; put it again")
+
+
+def publish_table(
     store: SnapshotStore,
     name: str,
     held: Held,
@@ -211,10 +237,14 @@ def _publish_table(
     *,
     supersede: bool,
     expected: str | None,
+    amended_from: str | None,
 ) -> str:
-    """Publish a version with more changes, sharing every other file; returns it."""
+    """Publish a version with more changes, sharing every other file; returns it.
+
+    `amended_from` names the version that this one may be taken for a step from: see `_remove_step`.
+    """
     with store.stage(name) as staging:
-        manifest = _stage(staging, held, table, kinds)
+        manifest = _stage(staging, held, table, kinds, amended_from)
         shared = share_files(held.path, staging.path, manifest.files.keys() & held.manifest.files)
         write_manifest(staging.path, manifest)
         store.publish(
@@ -227,47 +257,12 @@ def _publish_table(
     return staging.version
 
 
-def carry_over(store: SnapshotStore, name: str, source: str, target: str) -> int:
-    """Make a whole version active again with the changes of a later one that turned out damaged.
-
-    Returns how many changes came along; without any nothing is published. What the later version's
-    levels had taken in comes along only as deletions: its vectors lie in those levels. Raises
-    SnapshotError, BuildError.
-    """
-    try:
-        with turn(store, name):
-            return _carry_over(store, name, source, target)
-    except (OSError, ValueError, pa.ArrowInvalid) as error:
-        raise BuildError(f"changes of {source} can't be carried over: {error}") from error
-
-
-def _carry_over(store: SnapshotStore, name: str, source: str, target: str) -> int:
-    later = store.manifest(name, source)
-    held = hold(store, name, target)
-    changes = later.changes
-    if changes is None:
-        return 0
-    segments = [read_segment(store.path(name, source), s.file) for s in changes.segments]
-    table = all_joined(segments, after=held.changes.last)
-    able = table.column("deleted")
-    if later.gallery_space == held.manifest.gallery_space:
-        for column in ("image_vector", "text_vectors"):
-            lengths = pc.list_value_length(table.column(column)).fill_null(0)
-            able = pc.or_(able, pc.greater(lengths, 0))
-    table = table.filter(able)
-    if not table.num_rows:
-        return 0
-    columns = {n: kind for n, kind in changes.columns.items() if n not in held.types}
-    kinds = cast(dict[str, Kind], {**columns, **held.changes.columns})
-    _publish_table(store, name, held, table, kinds, supersede=False, expected=None)
-    return int(table.num_rows)
-
-
 def _remove_step(store: SnapshotStore, before: SnapshotManifest) -> None:
     """Remove the step that this one took the place of, and those that it came from itself.
 
-    Steps that led elsewhere stay: somebody went back from them. So do those that are open, until
-    the next one; what can't be removed now is no reason to say that a change failed.
+    Steps that led elsewhere stay, and those that can be gone back to: somebody went back from them,
+    or activated them by name. So do those that are open, until the next one; what can't be removed
+    now is no reason to say that a change failed.
     """
     name, step = before.index, before
     while step.amended_from is not None:
@@ -275,6 +270,8 @@ def _remove_step(store: SnapshotStore, before: SnapshotManifest) -> None:
             earlier = store.manifest(name, step.amended_from)
         except SnapshotError:
             earlier = None
+        if step.version in store.history(name):
+            return
         try:
             store.remove(name, step.version)
         except (SnapshotError, OSError) as error:
@@ -312,7 +309,9 @@ def _fitted(change: Change, held: Held, kinds: dict[str, Kind]) -> Change:
     return replace(change, metadata=fitted(change.metadata, held.types, kinds))
 
 
-def _stage(staging: Staging, held: Held, table: Any, kinds: dict[str, Kind]) -> SnapshotManifest:
+def _stage(
+    staging: Staging, held: Held, table: Any, kinds: dict[str, Kind], amended_from: str | None
+) -> SnapshotManifest:
     """Write the new segment, joined to what it is to be joined to; returns the manifest."""
     old = held.manifest
     before = held.changes
@@ -329,7 +328,7 @@ def _stage(staging: Staging, held: Held, table: Any, kinds: dict[str, Kind]) -> 
         update={
             "format_version": FORMAT_VERSION,
             "version": staging.version,
-            "amended_from": old.version,
+            "amended_from": amended_from,
             "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
             "changes": before.model_copy(update=update),
             "files": {**kept, own: file_record(staging.path / own)},

@@ -68,6 +68,11 @@ class Catalogue:
             return False
         return True
 
+    def holds_any(self, hashes: HashArray) -> bool:
+        """Whether an item has an id of one of these hashes, (n,)."""
+        begins = np.searchsorted(self._hashes, hashes, side="left")
+        return bool((np.searchsorted(self._hashes, hashes, side="right") > begins).any())
+
     def known(self, item_ids: Sequence[str], hashes: HashArray) -> RowArray:
         """Ordinals of those of some ids that it holds, unordered; `hashes` are theirs, (n,)."""
         begins = np.searchsorted(self._hashes, hashes, side="left")

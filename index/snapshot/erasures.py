@@ -12,14 +12,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from hivlp.index.errors import SnapshotError
-from hivlp.index.snapshot.catalogue import id_hash
+from hivlp.index.snapshot.catalogue import HashArray, id_hash
 from hivlp.index.snapshot.durable import replace_text, sync
-from hivlp.index.snapshot.names import ERASED
-
-ERASING = ".erasing"
+from hivlp.index.snapshot.names import ERASED, ERASING
 
 
 class _Erased(BaseModel):
@@ -90,6 +89,16 @@ def forget_traces(folder: Path) -> None:
     """The erasure has ended."""
     (folder / ERASING).unlink(missing_ok=True)
     sync(folder)
+
+
+def erased_since(folder: Path, before: Mapping[str, int]) -> HashArray:
+    """(n,) uint64: hashes of the ids erased from the index in `folder` since `before` was read.
+
+    Raises SnapshotError.
+    """
+    now = read_erased(folder)
+    since = [int(short, 16) for short, at in now.items() if before.get(short) != at]
+    return np.array(since, np.uint64)
 
 
 def is_erased(item_id: str, number: int, erased: Mapping[str, int]) -> bool:

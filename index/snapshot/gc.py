@@ -23,6 +23,7 @@ from hivlp.index.snapshot.leases import NO_LOCKS, Lease, in_use, take
 from hivlp.index.snapshot.names import (
     BUILDING,
     ERASED,
+    ERASING,
     POINTER,
     PULLING,
     QUARANTINE,
@@ -188,7 +189,7 @@ def leftovers(folder: Path, *, pulls: bool) -> list[Doomed]:
     kinds = (BUILDING, REMOVING, PULLING) if pulls else (BUILDING, REMOVING)
     found = [path for kind in kinds for path in sorted(folder.glob(f"{kind}*"))]
     dead = [Doomed(path.name, path, lease) for path in found if (lease := _taken(path)) is not None]
-    for name in (POINTER, QUARANTINE, ERASED):
+    for name in (POINTER, QUARANTINE, ERASED, ERASING):
         dead += [Doomed(path.name, path) for path in sorted(folder.glob(f".{name}.*.tmp"))]
     return dead
 

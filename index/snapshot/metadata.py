@@ -57,9 +57,10 @@ def fitted(
     for name, value in metadata.items():
         if value is None:
             continue
-        if name in OWN_COLUMNS or not 0 < len(name) <= MAX_NAME_CHARS or "\0" in name:
+        if not _is_name(name):
             message = f"no name for a column: 1 to {MAX_NAME_CHARS} characters, not id or image"
-            raise MetadataError(name[:MAX_NAME_CHARS], message, limit=MAX_NAME_CHARS)
+            shown = name[:MAX_NAME_CHARS].encode(errors="backslashreplace").decode()
+            raise MetadataError(shown, message, limit=MAX_NAME_CHARS)
         if name in types:
             found[name] = _of_type(name, value, types[name])
         else:
@@ -73,6 +74,12 @@ def fitted(
         raise MetadataError(next(iter(new)), message, limit=MAX_INDEX_COLUMNS)
     kinds |= new
     return found
+
+
+def _is_name(name: str) -> bool:
+    if name in OWN_COLUMNS or not 0 < len(name) <= MAX_NAME_CHARS or "\0" in name:
+        return False
+    return not any("\ud800" <= char <= "\udfff" for char in name)  # halves of a character
 
 
 def loosened(metadata: Mapping[str, Any], types: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import sqlite3
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 
 from hivlp.index.build import build as building
+from hivlp.index.build import calibrate as calibrating
 from hivlp.index.build import erase as erasing
 from hivlp.index.build.build import build_index
 from hivlp.index.build.calibrate import CalibrationSettings, calibrate
@@ -24,8 +26,9 @@ from hivlp.index.build.erase import erase
 from hivlp.index.build.upsert_corpus import upsert_corpus
 from hivlp.index.errors import BuildError
 from hivlp.index.searchers import open_searcher
-from hivlp.index.snapshot.amend import amend
-from hivlp.index.snapshot.changes import Delete
+from hivlp.index.snapshot.amend import amend, hold
+from hivlp.index.snapshot.changes import Delete, Upsert
+from hivlp.index.snapshot.erasures import add_erased, short_hash
 from hivlp.index.snapshot.store import SnapshotStore
 from hivlp.index.snapshot.uploads import keep_upload
 from tests.integration.served_home import make_corpus, make_home
@@ -113,11 +116,89 @@ def test_a_build_that_was_running_does_not_bring_it_back(
     with pytest.raises(BuildError, match="erased while it was being built"):
         world.build()
     monkeypatch.undo()
-    (left,) = reports[0].left
-    assert left.startswith(".building-")
+    assert reports[0].left
+    assert all(left.startswith(".building-") for left in reports[0].left)
     again = world.erase()
     assert (again.erased, again.unknown, again.left) == (("secret/1",), (), ())
     world.check_gone()
+
+
+def test_a_build_that_still_encodes_is_waited_for(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.put()
+    encode = building.encode_corpus
+    reports = []
+
+    def meanwhile(*given: Any, **named: Any) -> Any:
+        encoded = encode(*given, **named)
+        reports.append(world.erase())
+        return encoded
+
+    monkeypatch.setattr(building, "encode_corpus", meanwhile)
+    with pytest.raises(BuildError):
+        world.build()
+    monkeypatch.undo()
+    assert reports[0].left
+    assert (world.home / "indexes/default/.erasing").exists()
+    assert world.erase().left == ()
+    world.check_gone()
+
+
+def test_another_erasure_does_not_forget_what_one_has_still_to_do(world: World) -> None:
+    world.put()
+    reader = world.store.open("default")
+    assert world.erase().left == (reader.manifest.version,)
+    erase(world.store, "default", ["red/24"], wait_s=0, quiet=True)
+    assert (world.home / "indexes/default/.erasing").exists()
+    reader.close()
+    assert world.erase().left == ()
+    assert not (world.home / "indexes/default/.erasing").exists()
+    world.check_gone()
+
+
+def test_an_older_version_is_not_calibrated_into_a_new_one_when_items_of_it_are_erased(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.put()
+    old = world.build()
+    world.build()
+    measure = calibrating.measure
+
+    def meanwhile(*given: Any, **named: Any) -> Any:
+        world.erase()
+        return measure(*given, **named)
+
+    monkeypatch.setattr(calibrating, "measure", meanwhile)
+    with pytest.raises(BuildError, match="erased while it was measured"):
+        calibrate(
+            world.store, "default", old, model_of(world.home), CalibrationSettings(quiet=True)
+        )
+    monkeypatch.undo()
+    world.erase()
+    world.check_gone()
+
+
+def test_an_item_that_is_put_again_comes_after_its_erasure_whatever_the_clock_says(
+    world: World,
+) -> None:
+    world.put()
+    folder = world.store.folder("default")
+    ahead = time.time_ns() + 3_600_000_000_000
+    add_erased(folder, [short_hash("secret/1")], ahead)
+    world.put(seed=2, text="a newer one")
+    assert world.store.manifest("default").changes.last > ahead  # type: ignore[union-attr]
+    world.build()
+    assert "secret/1" in contents(world.store)
+
+
+def test_a_picture_that_was_erased_meanwhile_must_be_put_again(world: World) -> None:
+    held = hold(world.store, "default")
+    row = np.zeros(held.shape.width, np.float32)
+    row[0] = 1.0
+    change = Upsert("late", f"upload:{'ab' * 32}", (), {}, row)
+    with pytest.raises(BuildError, match=r"'late'.*put it again"):
+        amend(world.store, "default", [change])
 
 
 STEPS = ("rewritten", "_removed", "_forget_vectors", "_forget_pictures", "_forget_lists")
@@ -249,6 +330,7 @@ def test_leftovers_and_lists_go(world: World) -> None:
     world.put()
     folder = world.store.folder("default")
     active = world.store.path("default", world.store.current("default"))
+    (folder / "..erasing.7-7.tmp").write_text(SECRET)
     for kind in (".pulling", ".building", ".removing"):
         shutil.copytree(active, folder / f"{kind}-20200101T000000-000000")
     lists = world.home / "cache" / "builds"

@@ -12,11 +12,12 @@ import pytest
 from hivlp.index.amended_searcher import AmendedSearcher
 from hivlp.index.backends import faiss_graph
 from hivlp.index.cascade import PlanRequest
-from hivlp.index.errors import IndexBusy, NoSuchItem, SnapshotQuarantined
+from hivlp.index.errors import IndexBusy, NoSuchItem, SnapshotCorrupt, SnapshotQuarantined
 from hivlp.index.filters import parse_filter
 from hivlp.index.masks import RowMask
 from hivlp.index.snapshot import amend as amending
-from hivlp.index.snapshot.amend import LOCK, amend, carry_over
+from hivlp.index.snapshot.amend import LOCK, amend
+from hivlp.index.snapshot.carrying import carry_over
 from hivlp.index.snapshot.changes import Delete, Upsert
 from hivlp.index.snapshot.metadata import MAX_INDEX_COLUMNS
 from hivlp.index.snapshot.store import SnapshotStore
@@ -47,6 +48,7 @@ TOO_MUCH = [
     ({"name": "\ud83d"}, "name"),
     ({"other": {"a": 1}}, "other"),
     ({"": 1}, ""),
+    ({"\ud83d": 1}, r"\ud83d"),
     ({f"c{i}": 1 for i in range(257)}, ""),
 ]
 
@@ -226,9 +228,64 @@ def test_what_changed_upon_a_damaged_version_is_carried_over_to_a_whole_one(
     assert store.rollback("default") == damaged
 
 
-def test_nothing_is_carried_over_from_a_version_without_changes(store: SnapshotStore) -> None:
+def test_without_changes_the_whole_version_is_active_again_and_takes_changes(
+    store: SnapshotStore,
+) -> None:
     whole = store.current("default")
     write_snapshot(store, images=VECTORS[:45])
     damaged = store.current("default")
+    store.quarantine("default").add(damaged, "image/rows.npy", "a test")
     assert carry_over(store, "default", damaged, whole) == 0
+    assert store.current("default") == whole
+    amend(store, "default", [upsert("new", 1)])
+    assert opened(store).info.items == 41
+
+
+def test_nothing_is_carried_over_once_another_version_is_active(store: SnapshotStore) -> None:
+    whole = store.current("default")
+    write_snapshot(store, images=VECTORS[:45])
+    amend(store, "default", [upsert("new", 1)])
+    damaged = store.current("default")
+    write_snapshot(store, images=VECTORS[:50])
+    chosen = store.current("default")
+    assert carry_over(store, "default", damaged, whole) == 0
+    assert store.current("default") == chosen
+
+
+def test_a_change_made_upon_the_damaged_version_meanwhile_is_carried_over_too(
+    store: SnapshotStore,
+) -> None:
+    whole = store.current("default")
+    write_snapshot(store, images=VECTORS[:45])
+    damaged = store.current("default")
+    amend(store, "default", [upsert("late", 1)])
+    assert carry_over(store, "default", damaged, whole) == 1
+    assert opened(store).info.items == 41
+
+
+def test_damaged_changes_are_not_carried_over(store: SnapshotStore) -> None:
+    whole = store.current("default")
+    write_snapshot(store, images=VECTORS[:45])
+    amend(store, "default", [upsert("new", 1)])
+    damaged = store.current("default")
+    (segment,) = (store.path("default", damaged) / "changes").iterdir()
+    data = bytearray(segment.read_bytes())
+    data[len(data) // 2] ^= 1
+    segment.write_bytes(data)
+    with pytest.raises(SnapshotCorrupt, match="changes/"):
+        carry_over(store, "default", damaged, whole)
     assert store.current("default") == damaged
+
+
+def test_a_step_that_can_be_gone_back_to_is_not_removed(store: SnapshotStore) -> None:
+    amend(store, "default", [upsert("a")])
+    first = store.current("default")
+    reader = store.open("default")
+    amend(store, "default", [upsert("b", 1)])
+    second = store.current("default")
+    store.activate("default", first)
+    store.activate("default", second)
+    reader.close()
+    amend(store, "default", [upsert("c", 2)])
+    assert store.rollback("default") == first
+    assert opened(store).info.items == 41
