@@ -1,4 +1,4 @@
-"""A pretrained tower that can stop early: the protocol that every family implements.
+"""A tower that can stop early: the protocol that every family implements, pretrained or not.
 
 A tower runs in pieces. `begin` turns inputs into a state, `advance` runs some layers on it, and
 `pool` reads one vector per item off it. The state is a dict of named tensors, so that a later piece
@@ -36,7 +36,7 @@ class TowerError(TrainingError):
 
 
 class Tower(nn.Module, ABC):
-    """A frozen pretrained encoder of one modality, `depth` layers deep.
+    """An encoder of one modality, `depth` layers deep.
 
     `input_names` are what `begin` reads; `carried_inputs` are those that `advance` and `pool` read
     as well (a text tower's `attention_mask`).
@@ -72,6 +72,16 @@ class Tower(nn.Module, ABC):
     @abstractmethod
     def pool(self, state: Tensors, inputs: Tensors, layer: int) -> Tensor:
         """Features of the exit after `layer`: (n, width(layer)) float32."""
+
+    def sequence(self, state: Tensors, inputs: Tensors) -> Tensor:  # noqa: ARG002
+        """What the last layer left of every token, for a cross-modal encoder: (n, t, d).
+
+        With the final norm where the tower has one. Raises TrainingError for a tower without
+        token states.
+        """
+        if "hidden" not in state:
+            raise TrainingError(f"a tower of family {self.family} has no token states to attend to")
+        return state["hidden"]
 
     @property
     @abstractmethod

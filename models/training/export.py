@@ -6,7 +6,6 @@ take the target's place: an artifact that is there is whole.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 import tempfile
@@ -35,7 +34,7 @@ from hivlp.models.artifact import (
 from hivlp.models.errors import TrainingError
 from hivlp.models.network.dual_encoder import DualEncoder
 from hivlp.models.network.exits import TowerExits
-from hivlp.models.network.heads import ExitHead
+from hivlp.models.network.weights import weights_hash
 from hivlp.models.runtime.progress import Progress, say
 from hivlp.models.training.graphs import write_graph
 from hivlp.models.training.parity import check_parity
@@ -213,15 +212,6 @@ def query_encoder(model: DualEncoder, space: str, precision: Precision = "fp32")
         for level, head in zip(exits.levels, exits.exit_heads, strict=True):
             parts[f"{exits.tower.modality}/head{level.level}"] = weights_hash(head)
     return fingerprint(parts)
-
-
-def weights_hash(head: ExitHead) -> str:
-    """sha256 over a head's names, shapes and numbers."""
-    digest = hashlib.sha256()
-    for name, value in sorted(head.state_dict().items()):
-        digest.update(f"{name}{tuple(value.shape)}".encode())
-        digest.update(value.contiguous().numpy().tobytes())
-    return digest.hexdigest()
 
 
 def read_sources(files: Sequence[Path]) -> tuple[SourceRecord, ...]:

@@ -59,7 +59,8 @@ def plan_stages(exits: TowerExits) -> list[StagePlan]:
         last = index == len(exits.exits) - 1
         left = () if last else tuple(f"{name}_{layer}" for name in sorted(after))
         axes = {name: axis for name, axis in open_inputs.items() if name in own}
-        axes |= _open_states([state[name] for name in plain], read)
+        if tower.modality == "text":
+            axes |= _open_states([state[name] for name in plain], read)
         ports = Ports((*read, *own), (EMBEDDING_NAME, *left), axes)
         arguments = (*(state[name] for name in plain), *(inputs[name] for name in own))
         plans.append(StagePlan(StageModule(exits, index, ports, plain), arguments, ports))
@@ -68,5 +69,5 @@ def plan_stages(exits: TowerExits) -> list[StagePlan]:
 
 
 def _open_states(states: Sequence[Tensor], names: Sequence[str]) -> dict[str, int]:
-    """Token axis of each state that has one: (n, t, d) of a text tower, not (n, d) or maps."""
+    """Token axis of each state of a text tower that has one: (n, t, d), not (n, d)."""
     return {name: 1 for state, name in zip(states, names, strict=True) if state.dim() == 3}
