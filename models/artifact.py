@@ -4,6 +4,7 @@
     text/stage1.onnx ...      stage l reads what stage l-1 left, and answers level l
     text/tokenizer.json
     image/stage1.onnx ...
+    rerank/text_states.onnx image_states.onnx cross.onnx   where there is a re-ranker
 
 A stage graph's inputs are any of the tower's own inputs (`input_ids`, `attention_mask`,
 `pixel_values`) and the states of the stage before, matched by name; its outputs are `embedding`
@@ -109,6 +110,25 @@ class TowerRecord(_Part):
         return tuple(LevelSpec(s.level, s.exit_layer, s.dim) for s in self.stages)
 
 
+class RerankerRecord(_Part):
+    """A cross-modal encoder as three graphs, which read nothing of the towers' stages.
+
+    `text_states` makes (n, t, d) of `input_ids` and `attention_mask`, `image_states` (n, m, d') of
+    `pixel_values`: token states of each tower's full depth, prepared as for that tower. `cross`
+    makes `probability` (n,) of `text_states`, `attention_mask` and `image_states`. States of one
+    `states_space` are the same whichever artifact made them: an index may keep those of pictures.
+    """
+
+    layers: int = Field(ge=1)
+    text_width: int = Field(ge=1)
+    image_tokens: int = Field(ge=1)
+    image_width: int = Field(ge=1)
+    states_space: str = Field(pattern=r"^[0-9a-f]{64}$")
+    text_states: str = "rerank/text_states.onnx"
+    image_states: str = "rerank/image_states.onnx"
+    cross: str = "rerank/cross.onnx"
+
+
 class SourceRecord(_Part):
     """Where a part of the model came from, and what its licence asks for."""
 
@@ -130,6 +150,8 @@ class ArtifactManifest(_Part):
     gallery_space: str = Field(pattern=r"^[0-9a-f]{64}$")
     query_encoder: str = Field(pattern=r"^[0-9a-f]{64}$")
     towers: tuple[TowerRecord, ...] = Field(min_length=1)
+    # None also in artifacts from before there was one.
+    reranker: RerankerRecord | None = None
     sources: tuple[SourceRecord, ...] = ()
     # What the fit measured of itself; shown by /info, never used to decide anything.
     measured: dict[str, float] = {}

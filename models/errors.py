@@ -7,6 +7,7 @@ HivlpError
 ├── ArtifactError           an exported model that can't be used
 │   ├── ArtifactCorrupt     a file differs from its manifest; names the file
 │   └── SpaceMismatch       a query encoder and an index that don't fit together
+├── DeadlinePassed          work that was stopped, or not begun: its time was up
 ├── TrainingError           data, tower or settings of a fit or an export
 └── MissingExtra            an optional package is absent; names the extra to install
 """
@@ -71,6 +72,10 @@ class SpaceMismatch(HivlpError):
         )
         self.expected = expected
         self.received = received
+
+
+class DeadlinePassed(HivlpError):
+    """Work was stopped, or not begun, since its time was up."""
 
 
 class TrainingError(HivlpError):

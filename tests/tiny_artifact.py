@@ -3,6 +3,8 @@
 Both towers share one hidden space, so that a colour word lands beside pictures of that colour at
 every level: a search for "red" finds red pictures.
 Early exits only nearly agree with the prefixes of the finest vector, as in a trained model.
+A re-ranker, where one is asked for, compares the colour that a text names with the mean colour of
+the picture: `agreement` says what it answers. It can be told to like what is unlike instead.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +25,7 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processor
 from hivlp.models.artifact import (
     ArtifactManifest,
     ImagePreparation,
+    RerankerRecord,
     SourceRecord,
     StageRecord,
     TextPreparation,
@@ -57,6 +61,9 @@ SIDE = 16
 """Height and width of the image tower's input, in pixels."""
 MAX_TOKENS = 16
 CELLS = 4
+STATES_SPACE = "7" * 64
+"""Of the re-ranker's pictures."""
+Likes = Literal["same", "unlike"]
 WIDTH = 3 * CELLS * CELLS
 OPSET = 18
 
@@ -83,11 +90,13 @@ def make_tiny_artifact(
     towers: Sequence[Modality] = ("text", "image"),
     words: Sequence[str] = (),
     name: str = "tiny",
+    reranker: Likes | None = None,
 ) -> Path:
     """Write a small artifact into `folder` and return it; the same arguments write the same bytes.
 
-    `dims` sets the number of stages (1 to 3 or more), `words` adds whole words to the vocabulary
-    (each a direction of its own), `seed` changes every weight and so the `gallery_space`.
+    `reranker` likes pictures of the text's colour best, or those of it least. `dims` sets the
+    number of stages (1 to 3 or more), `words` adds whole words to the vocabulary (each a direction
+    of its own), `seed` changes every weight and so the `gallery_space`.
     """
     rng = np.random.default_rng(seed)
     vocabulary = _vocabulary(words)
@@ -98,8 +107,16 @@ def make_tiny_artifact(
         records.append(_write_text_tower(folder, vocabulary, table, weights))
     if "image" in towers:
         records.append(_write_image_tower(folder, weights))
-    _write_manifest(folder, records, gallery=gallery, seed=seed, name=name)
+    pairs = None if reranker is None else _write_reranker(folder, vocabulary, reranker)
+    _write_manifest(folder, records, pairs, gallery=gallery, seed=seed, name=name)
     return folder
+
+
+def agreement(text: str, colour: tuple[int, int, int]) -> float:
+    """What the re-ranker that likes the same answers for a text and a picture of one colour."""
+    named = [_scaled(COLOURS[word]) for word in text.split() if word in COLOURS]
+    wanted = np.mean(named, axis=0) if named else np.zeros(3)
+    return float(np.exp(-np.sum((wanted - _scaled(colour)) ** 2)))
 
 
 def replace_file(folder: Path, name: str, data: bytes) -> None:
@@ -258,6 +275,92 @@ def _continue(stage: int, hidden: Shape, *others: onnx.ValueInfoProto) -> _Openi
     return _Opening([_value(state, hidden), *others], [node], {})
 
 
+def _scaled(colour: tuple[int, int, int]) -> npt.NDArray[np.float64]:
+    return np.asarray(colour) / 127.5 - 1.0
+
+
+def _write_reranker(folder: Path, vocabulary: list[str], likes: Likes) -> RerankerRecord:
+    """Tokens become (colour, 1) or zeros, pictures the colours of their cells; pairs compare."""
+    (folder / "rerank").mkdir()
+    table = np.zeros((len(vocabulary), 4), np.float32)
+    for row, token in enumerate(vocabulary):
+        if token in COLOURS:
+            table[row] = [*_scaled(COLOURS[token]), 1.0]
+    ids, mask = (_value(n, ["n", "t"], TensorProto.INT64) for n in ("input_ids", "attention_mask"))
+    # The mask is read only since the names of the inputs are fixed.
+    texts = [
+        helper.make_node("Gather", ["table", "input_ids"], ["all"]),
+        helper.make_node("Cast", ["attention_mask"], ["kept"], to=TensorProto.FLOAT),
+        helper.make_node("Unsqueeze", ["kept", "last"], ["kept3"]),
+        helper.make_node("Mul", ["all", "kept3"], ["text_states"]),
+    ]
+    constants: Constants = {"table": table, "last": np.array([2], np.int64)}
+    text_states = _value("text_states", ["n", "t", 4])
+    _write_graph(folder / "rerank/text_states.onnx", texts, [ids, mask], text_states, constants)
+    cell = [SIDE // CELLS] * 2
+    images = [
+        helper.make_node(
+            "AveragePool", ["pixel_values"], ["cells"], kernel_shape=cell, strides=cell
+        ),
+        helper.make_node("Reshape", ["cells", "flat"], ["by_channel"]),
+        helper.make_node("Transpose", ["by_channel"], ["image_states"], perm=[0, 2, 1]),
+    ]
+    pixels = _value("pixel_values", ["n", 3, SIDE, SIDE])
+    image_states = _value("image_states", ["n", CELLS * CELLS, 3])
+    constants = {"flat": np.array([0, 3, CELLS * CELLS], np.int64)}
+    _write_graph(folder / "rerank/image_states.onnx", images, [pixels], image_states, constants)
+    _write_pairs(folder / "rerank/cross.onnx", [text_states, mask, image_states], likes)
+    return RerankerRecord(
+        layers=1,
+        text_width=4,
+        image_tokens=CELLS * CELLS,
+        image_width=3,
+        states_space=STATES_SPACE,
+    )
+
+
+def _write_pairs(path: Path, inputs: list[onnx.ValueInfoProto], likes: Likes) -> None:
+    nodes = [
+        helper.make_node("Cast", ["attention_mask"], ["mask"], to=TensorProto.FLOAT),
+        helper.make_node("Unsqueeze", ["mask", "last"], ["mask3"]),
+        helper.make_node("Mul", ["text_states", "mask3"], ["masked"]),
+        helper.make_node("ReduceSum", ["masked", "axis_t"], ["sums"], keepdims=0),
+        helper.make_node("Split", ["sums", "parts"], ["colours", "count"], axis=1),
+        helper.make_node("Max", ["count", "one"], ["safe"]),
+        helper.make_node("Div", ["colours", "safe"], ["wanted"]),
+        helper.make_node("ReduceMean", ["image_states", "axis_t"], ["shown"], keepdims=0),
+        helper.make_node("Sub", ["wanted", "shown"], ["apart"]),
+        helper.make_node("ReduceSumSquare", ["apart", "axis_t"], ["distance"], keepdims=0),
+        helper.make_node("Neg", ["distance"], ["negated"]),
+        helper.make_node("Exp", ["negated"], ["same"]),
+        helper.make_node("Sub", ["one", "same"], ["unlike"]),
+        helper.make_node("Identity", [likes], ["probability"]),
+    ]
+    constants: Constants = {
+        "last": np.array([2], np.int64),
+        "axis_t": np.array([1], np.int64),
+        "parts": np.array([3, 1], np.int64),
+        "one": np.array(1.0, np.float32),
+    }
+    _write_graph(path, nodes, inputs, _value("probability", ["n"]), constants)
+
+
+def _write_graph(
+    path: Path,
+    nodes: list[onnx.NodeProto],
+    inputs: list[onnx.ValueInfoProto],
+    output: onnx.ValueInfoProto,
+    constants: Constants,
+) -> None:
+    initialisers = [numpy_helper.from_array(value, key) for key, value in constants.items()]
+    graph = helper.make_graph(nodes, path.stem, inputs, [output], initialisers)
+    model = helper.make_model(
+        graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=10, producer_name="hivlp"
+    )
+    onnx.checker.check_model(model)
+    path.write_bytes(model.SerializeToString(deterministic=True))
+
+
 def _write_stage(
     folder: Path, body: _Body, i: int, opening: _Opening, weights: _Weights
 ) -> StageRecord:
@@ -317,7 +420,13 @@ def _tokenizer(vocabulary: list[str]) -> Tokenizer:
 
 
 def _write_manifest(
-    folder: Path, towers: list[TowerRecord], *, gallery: GalleryKind, seed: int, name: str
+    folder: Path,
+    towers: list[TowerRecord],
+    reranker: RerankerRecord | None,
+    *,
+    gallery: GalleryKind,
+    seed: int,
+    name: str,
 ) -> None:
     dims = ",".join(str(stage.dim) for stage in towers[0].stages)
     space = fingerprint({"model": "tiny", "seed": str(seed), "dims": dims, "gallery": gallery})
@@ -329,6 +438,7 @@ def _write_manifest(
         gallery_space=space,
         query_encoder=fingerprint({"gallery_space": space, "precision": "fp32"}),
         towers=tuple(towers),
+        reranker=reranker,
         sources=(SourceRecord(name="tests/tiny_artifact.py", licence="Apache-2.0"),),
         files={
             path.relative_to(folder).as_posix(): file_record(path)

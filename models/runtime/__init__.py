@@ -6,5 +6,6 @@ texts.py                          text to its canonical form and to token ids
 threads.py                        how many threads this process may use
 providers.py                      the one choice of device; opens onnxruntime sessions
 stages.py onnx_encoder.py         one stage; a tower that answers early and runs ahead
-loading.py                        `load_encoders`: verified, warm and ready to serve
+onnx_reranker.py                  the cross-modal encoder: states of texts and pictures, pairs
+loading.py                        `load_encoders`, `load_reranker`: verified, warm, ready to serve
 """

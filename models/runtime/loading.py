@@ -10,6 +10,7 @@ from hivlp.models.artifact import Artifact
 from hivlp.models.encoder import Encoder, RgbImage
 from hivlp.models.errors import ArtifactError
 from hivlp.models.runtime.onnx_encoder import open_image_encoder, open_text_encoder
+from hivlp.models.runtime.onnx_reranker import OnnxReranker
 from hivlp.models.runtime.providers import Device, check_distributions
 
 
@@ -46,6 +47,24 @@ def load_encoders(
         image = open_image_encoder(artifact, threads=threads, ahead=ahead, device=device)
         image.warm_up()
     return Encoders(artifact, text, image)
+
+
+def load_reranker(
+    source: Path | Artifact, *, threads: int = 1, device: Device = "auto"
+) -> OnnxReranker | None:
+    """Open an artifact's re-ranker and run it once; None where it has none.
+
+    `source` is verified, unless it is an artifact that is open already. "auto" runs on the GPU
+    where there is one. Raises ArtifactError or ArtifactCorrupt naming the file, MissingExtra, and
+    ConflictingDistributions.
+    """
+    check_distributions()
+    artifact = source if isinstance(source, Artifact) else Artifact.open(source)
+    if artifact.manifest.reranker is None:
+        return None
+    reranker = OnnxReranker(artifact, threads=threads, device=device)
+    reranker.warm_up()
+    return reranker
 
 
 def _check_towers(artifact: Artifact) -> None:

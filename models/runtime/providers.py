@@ -8,11 +8,16 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import sys
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from hivlp.models.errors import ArtifactError, HivlpError, MissingExtra
+import numpy as np
+import numpy.typing as npt
+
+from hivlp.models.errors import ArtifactError, DeadlinePassed, HivlpError, MissingExtra
 
 Device = Literal["cpu", "cuda", "auto"]
 
@@ -88,6 +93,42 @@ def open_session(folder: Path, file: str, *, threads: int, providers: tuple[str,
         )
     except Exception as error:  # onnxruntime's errors share no base below Exception
         raise ArtifactError(folder, f"{file}: onnxruntime can't load it: {error}") from error
+
+
+def run_until(
+    session: Any,
+    outputs: Sequence[str],
+    feed: Mapping[str, npt.NDArray[np.generic]],
+    until: float | None,
+) -> list[npt.NDArray[np.generic]]:
+    """Run a session; at `until`, a time of `time.perf_counter` (None: never), it is stopped.
+
+    A graph stops before its next node, so what is left of one node runs past the time. Raises
+    DeadlinePassed.
+    """
+    if until is None:
+        found: list[npt.NDArray[np.generic]] = session.run(list(outputs), dict(feed))
+        return found
+    left = until - time.perf_counter()
+    if left <= 0:
+        raise DeadlinePassed("the time was up before the graph was run")
+    options = _onnxruntime().RunOptions()
+
+    def stop() -> None:
+        options.terminate = True
+
+    watch = threading.Timer(left, stop)
+    watch.daemon = True
+    watch.start()
+    try:
+        found = session.run(list(outputs), dict(feed), options)
+    except Exception as error:
+        if options.terminate:
+            raise DeadlinePassed("the graph was stopped: its time was up") from error
+        raise
+    finally:
+        watch.cancel()
+    return found
 
 
 def _session_options(threads: int, providers: tuple[str, ...]) -> Any:
