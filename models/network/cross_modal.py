@@ -14,7 +14,6 @@ from dataclasses import asdict, dataclass
 import torch
 from torch import Tensor, nn
 
-from hivlp.models.errors import TrainingError
 from hivlp.models.network.blocks import (
     Activation,
     Block,
@@ -23,22 +22,22 @@ from hivlp.models.network.blocks import (
     attention_mask,
     key_mask,
 )
+from hivlp.models.network.stack import at_least
+from hivlp.models.network.weights import initialise
 
-INIT_STD = 0.02
 
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CrossModalShape:
     """Sizes of a cross-modal encoder; the defaults are the paper's: 6 layers, 768 wide, 12 heads.
 
-    `text` and `image` are the widths of the towers' states. `dropout` is a share, in training only.
-    Raises TrainingError naming the field that can't be.
+    `text` and `image` are the widths of the towers' states. `inner` = 0 is four times the width;
+    `dropout` is a share, in training only. Raises TrainingError naming the field that can't be.
     """
 
-    layers: int = 6
+    depth: int = 6
     width: int = 768
     heads: int = 12
-    inner: int = 3072
+    inner: int = 0
     text: int = 768
     image: int = 768
     norm: NormPlacement = "pre"
@@ -47,17 +46,18 @@ class CrossModalShape:
     dropout: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("layers", "text", "image"):
-            if getattr(self, name) < 1:
-                raise TrainingError(f"{name}: {getattr(self, name)} is less than 1")
-        self.block()
+        for name in ("depth", "text", "image"):
+            at_least(name, getattr(self, name), 1)
+        at_least("inner", self.inner, 0)
+        _ = self.block
 
+    @property
     def block(self) -> BlockShape:
         """The shape of one of its layers."""
         return BlockShape(
             width=self.width,
             heads=self.heads,
-            inner=self.inner,
+            inner=self.inner or 4 * self.width,
             norm=self.norm,
             activation=self.activation,
             eps=self.eps,
@@ -81,11 +81,11 @@ class CrossModalEncoder(nn.Module):
         self.shape = shape
         same = shape.text == shape.width
         self.entry = nn.Identity() if same else nn.Linear(shape.text, shape.width)
-        self.blocks = nn.ModuleList(Block(shape.block()) for _ in range(shape.layers))
+        self.blocks = nn.ModuleList(Block(shape.block) for _ in range(shape.depth))
         # Pre-norm layers leave a sum that nothing has normalised.
         self.norm = nn.LayerNorm(shape.width, shape.eps) if shape.norm == "pre" else nn.Identity()
         self.answer = nn.Linear(shape.width, 1)
-        self.apply(_initialise)
+        initialise(self)
 
     def forward(
         self,
@@ -115,10 +115,3 @@ class CrossModalEncoder(nn.Module):
     ) -> Tensor:
         """Probabilities (n,) in [0, 1] that pairs match, from what `forward` takes."""
         return torch.sigmoid(self(text, text_mask, image, image_mask))
-
-
-def _initialise(module: nn.Module) -> None:
-    """Normal weights and zero biases, as BERT's are; norms start as they are made."""
-    if isinstance(module, nn.Linear):
-        nn.init.normal_(module.weight, std=INIT_STD)
-        nn.init.zeros_(module.bias)

@@ -11,7 +11,7 @@ from torch import Tensor
 from hivlp.models.errors import TrainingError
 from hivlp.models.network.cross_modal import CrossModalEncoder, CrossModalShape
 
-TINY = CrossModalShape(layers=2, width=16, heads=4, inner=32, text=12, image=20)
+TINY = CrossModalShape(depth=2, width=16, heads=4, inner=32, text=12, image=20)
 TOKENS, PATCHES = 7, 5
 
 
@@ -32,7 +32,8 @@ def pairs(n: int, shape: CrossModalShape = TINY, seed: int = 1) -> tuple[Tensor,
 
 def test_default_sizes_are_those_of_the_paper() -> None:
     shape = CrossModalShape()
-    assert (shape.layers, shape.width, shape.heads, shape.inner) == (6, 768, 12, 3072)
+    assert (shape.depth, shape.width, shape.heads) == (6, 768, 12)
+    assert shape.block.inner == 3072
 
 
 @pytest.mark.parametrize("norm", ["pre", "post"])
@@ -86,7 +87,7 @@ def test_maps_are_two_a_layer_and_do_not_change_the_answer() -> None:
     given = pairs(3)
     maps: list[Tensor] = []
     torch.testing.assert_close(model(*given, maps=maps), model(*given), rtol=1e-5, atol=1e-6)
-    shapes = [(3, 4, TOKENS, TOKENS), (3, 4, TOKENS, PATCHES)] * TINY.layers
+    shapes = [(3, 4, TOKENS, TOKENS), (3, 4, TOKENS, PATCHES)] * TINY.depth
     assert [tuple(each.shape) for each in maps] == shapes
 
 
@@ -116,7 +117,7 @@ def test_gradient_of_the_logit_equals_finite_differences() -> None:
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("layers", 0), ("text", 0), ("image", 0), ("heads", 3), ("dropout", 1.0), ("norm", "none")],
+    [("depth", 0), ("text", 0), ("image", 0), ("heads", 3), ("dropout", 1.0), ("norm", "none")],
 )
 def test_a_size_that_cannot_be_is_named(field: str, value: object) -> None:
     given = {**TINY.as_dict(), field: value}
