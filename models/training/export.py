@@ -32,10 +32,17 @@ from hivlp.models.artifact import (
     write_manifest,
 )
 from hivlp.models.errors import TrainingError
+from hivlp.models.network.cross_modal import CrossModalEncoder
 from hivlp.models.network.dual_encoder import DualEncoder
 from hivlp.models.network.exits import TowerExits
 from hivlp.models.network.weights import weights_hash
 from hivlp.models.runtime.progress import Progress, say
+from hivlp.models.training.export_reranker import (
+    GRAPHS,
+    check_fits,
+    check_reranker,
+    write_reranker,
+)
 from hivlp.models.training.graphs import write_graph
 from hivlp.models.training.parity import check_parity
 from hivlp.models.training.precision import PrecisionError, reduce_heads
@@ -65,12 +72,17 @@ class ExportNote:
     check_texts: tuple[str, ...] = ()
 
 
-def export_model(model: DualEncoder, target: Path, note: ExportNote) -> Artifact:
-    """Write `model` to the folder `target`, and open it.
+def export_model(
+    model: DualEncoder, target: Path, note: ExportNote, cross: CrossModalEncoder | None = None
+) -> Artifact:
+    """Write `model` to the folder `target`, and open it; `cross` becomes its re-ranker.
 
-    Raises ExportError, ParityError, or PrecisionError where a low precision wouldn't rank alike.
+    Raises ExportError, ParityError, RerankerParityError, TrainingError where `cross` doesn't fit
+    the towers, or PrecisionError where a low precision wouldn't rank alike.
     """
     _check_target(target)
+    if cross is not None:
+        check_fits(model, cross)
     if note.precision != "fp32" and model.gallery == "per_exit":
         raise PrecisionError(
             "per_exit: the early heads make gallery vectors, which stay fp32; export with "
@@ -79,7 +91,7 @@ def export_model(model: DualEncoder, target: Path, note: ExportNote) -> Artifact
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as folder:
         made = Path(folder) / "artifact"
-        _write(model, made, note)
+        _write(model, made, note, cross)
         Artifact.open(made)
         _put_in_place(made, target, Path(folder) / "before")
     return Artifact.open(target)
@@ -106,15 +118,21 @@ def _put_in_place(made: Path, target: Path, before: Path) -> None:
         raise
 
 
-def _write(model: DualEncoder, folder: Path, note: ExportNote) -> None:
-    towers = (model.text, model.image)
-    count = sum(len(exits.exits) for exits in towers)
+def _write(
+    model: DualEncoder, folder: Path, note: ExportNote, cross: CrossModalEncoder | None
+) -> None:
+    towers, reranker = (model.text, model.image), None
+    count = sum(len(exits.exits) for exits in towers) + (GRAPHS if cross is not None else 0)
     with Progress("exporting", count, "graph") as progress:
         records = [_write_tower(exits, folder, progress) for exits in towers]
+        if cross is not None:
+            reranker = write_reranker(model, cross, folder, progress.step)
     worst = max(
         check_parity(exits, [folder / stage.file for stage in record.stages])
         for exits, record in zip(towers, records, strict=True)
     )
+    if cross is not None and reranker is not None:
+        worst = max(worst, check_reranker(model, cross, folder, reranker))
     say(f"parity with torch: at most {worst:.1e} apart")
     measured = dict(note.measured or {}) | _reduce(folder, records, note)
     space = gallery_space(model)
@@ -127,6 +145,7 @@ def _write(model: DualEncoder, folder: Path, note: ExportNote) -> None:
         gallery_space=space,
         query_encoder=query_encoder(model, space, note.precision),
         towers=tuple(records),
+        reranker=reranker,
         sources=note.sources,
         measured=measured,
         files={path.relative_to(folder).as_posix(): file_record(path) for path in files},
