@@ -1,12 +1,15 @@
 """The early output head: features of one exit to one embedding.
 
-A head is a straight line plus a bend: a linear map that can be set in closed form, and an MLP that
-starts at zero and learns what the line misses. Before both, features are centred, scaled and, where
-there are many, cut to their main directions; these three are measured once and never trained.
+Two kinds. `ExitHead`, for exits fitted on a tower that is there already, is a straight line plus a
+bend: a linear map that can be set in closed form, and an MLP that starts at zero and learns what
+the line misses. Before both, features are centred, scaled and, where there are many, cut to their
+main directions; these three are measured once and never trained. `MlpHead`, for towers that are
+trained together with their exits, is the paper's: an MLP and nothing else.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass, replace
 
 import torch
@@ -33,8 +36,66 @@ class HeadShape:
         return asdict(self)
 
 
-class ExitHead(nn.Module):
+class Head(nn.Module, ABC):
     """(n, features) to (n, dim), not yet normalised: see `embed`."""
+
+    @property
+    @abstractmethod
+    def features(self) -> int:
+        """How many numbers of an exit it reads."""
+
+    @property
+    @abstractmethod
+    def dim(self) -> int:
+        """How many numbers its embedding has."""
+
+    @abstractmethod
+    def forward(self, features: Tensor) -> Tensor:
+        """(n, features) float32 in, (n, dim) float32 out, of any length."""
+
+    def embed(self, features: Tensor) -> Tensor:
+        """(n, features) in, (n, dim) out, L2-normalised."""
+        return F.normalize(self(features), dim=1)
+
+    def folded(self) -> Head:
+        """The same function from fewer numbers, for inference; itself where there are none."""
+        return self
+
+
+class MlpHead(Head):
+    """Linear, GELU, LayerNorm, linear; without `hidden`, one linear map.
+
+    HiVLP says "a MLP projection named Early Output Layer" and no more; this form, with `hidden`
+    twice the width, is that of LightningDOT, the model it is compared with.
+    """
+
+    def __init__(self, features: int, dim: int, hidden: int) -> None:
+        super().__init__()
+        self._features, self._dim = features, dim
+        if hidden:
+            steps = [nn.Linear(features, hidden), nn.GELU(), nn.LayerNorm(hidden, eps=1e-12)]
+            self.steps = nn.Sequential(*steps, nn.Linear(hidden, dim))
+        else:
+            self.steps = nn.Sequential(nn.Linear(features, dim))
+
+    @property
+    def features(self) -> int:
+        """How many numbers of an exit it reads."""
+        return self._features
+
+    @property
+    def dim(self) -> int:
+        """How many numbers its embedding has."""
+        return self._dim
+
+    def forward(self, features: Tensor) -> Tensor:
+        """(n, features) float32 in, (n, dim) float32 out, of any length."""
+        answer: Tensor = self.steps(features)
+        return answer
+
+
+class ExitHead(Head):
+    """A fixed map that was measured, then a line plus a bend."""
 
     shift: Tensor
     basis: Tensor | None
@@ -47,6 +108,16 @@ class ExitHead(nn.Module):
         self.drop = nn.Dropout(shape.dropout)
         self.line = nn.Linear(shape.kept, shape.dim)
         self.bend = _mlp(shape) if shape.hidden else None
+
+    @property
+    def features(self) -> int:
+        """How many numbers of an exit it reads."""
+        return self.shape.features
+
+    @property
+    def dim(self) -> int:
+        """How many numbers its embedding has."""
+        return self.shape.dim
 
     def set_basis(self, basis: Tensor) -> None:
         """Copy in (features, kept) float32."""
@@ -66,10 +137,6 @@ class ExitHead(nn.Module):
         """The trained part, on what `reduce` gave: (n, kept) in, (n, dim) out."""
         straight: Tensor = self.line(self.drop(reduced))
         return straight if self.bend is None else straight + self.bend(reduced)
-
-    def embed(self, features: Tensor) -> Tensor:
-        """(n, features) in, (n, dim) out, L2-normalised."""
-        return F.normalize(self(features), dim=1)
 
     def folded(self) -> ExitHead:
         """The same function, the basis multiplied into the layers that read it.

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from hivlp.models.errors import TrainingError
 from hivlp.models.network.blocks import Activation, Block, BlockShape, NormPlacement
-from hivlp.models.network.pooling import pool_first, pool_mean
+from hivlp.models.network.pooling import pool_mean
 from hivlp.models.network.tower import Pooling, Tensors, Tower
 from hivlp.models.network.weights import INITIAL_STD, weights_hash
 
@@ -90,7 +90,7 @@ class StackTower(Tower):
 
     @abstractmethod
     def _pooled(self, hidden: Tensor, inputs: Tensors) -> Tensor:
-        """(n, t) bool: the tokens that `mean` is taken over."""
+        """(n, t), 1 or True for the tokens that `mean` is taken over."""
 
     @property
     def depth(self) -> int:
@@ -125,13 +125,11 @@ class StackTower(Tower):
         return {"hidden": hidden}
 
     def pool(self, state: Tensors, inputs: Tensors, layer: int) -> Tensor:  # noqa: ARG002
-        """The normed state of the first token, or the mean of the others': (n, width)."""
+        """The normed state of the first token, or the mean of those of `_pooled`: (n, width)."""
+        hidden = state["hidden"]
         if self.shape.pooling == "first":
-            # only this token needs the norm
-            first = pool_first(state["hidden"], state["hidden"])
-            return self._normed(first)
-        normed = self._normed(state["hidden"])
-        return pool_mean(normed, self._pooled(normed, inputs))
+            return self._normed(hidden[:, 0])  # no other token needs the norm
+        return pool_mean(self._normed(hidden), self._pooled(hidden, inputs))
 
     def sequence(self, state: Tensors, inputs: Tensors) -> Tensor:  # noqa: ARG002
         """Every token's state, normed: (n, t, width)."""

@@ -48,9 +48,9 @@ def retrieval_loss(
         >>> retrieval_loss(torch.zeros(3, 3))  # 2 ln 3
         tensor(2.1972)
     """
-    to_image = _direction(scores, targets, None)
     turned = None if targets is None else targets.T
-    to_text = _direction(scores.T, turned, _with_bars(more_texts, barred))
+    to_image = one_way_loss(scores, targets=targets)
+    to_text = one_way_loss(scores.T, targets=turned, more=_with_bars(more_texts, barred))
     both = to_image + to_text
     return both if reduction == "sum" else both / 2
 
@@ -59,12 +59,33 @@ def _with_bars(more: Tensor | None, barred: Tensor | None) -> Tensor | None:
     return more if more is None or barred is None else more.masked_fill(barred, _NEVER)
 
 
-def _direction(scores: Tensor, targets: Tensor | None, more: Tensor | None) -> Tensor:
-    """Cross entropy of each row of (n, n) against its targets, with (n, m) further negatives."""
-    n = scores.shape[0]
+def one_way_loss(
+    scores: Tensor, *, targets: Tensor | None = None, more: Tensor | None = None
+) -> Tensor:
+    """One direction of the retrieval loss: each row searches the columns.
+
+    Idea:
+        Several processes hold a batch together: the rows of one search the columns of all.
+
+    Arguments:
+        targets: where each row's mass belongs, if not on the diagonal: 0/1, at least one 1 a row.
+        more: scores of each row against further columns, none of them right.
+
+    Reference:
+        As `retrieval_loss`, which is the sum of this over both directions.
+
+    Inputs:
+        scores: (n, m) float, m = n without targets. targets: (n, m). more: (n, k). Returns a
+        scalar, the mean over rows.
+
+    Example:
+        >>> one_way_loss(torch.zeros(2, 4), targets=torch.eye(2, 4))  # ln 4
+        tensor(1.3863)
+    """
+    n, m = scores.shape
     every = scores if more is None else torch.cat([scores, more], 1)
     if targets is None:
         return F.cross_entropy(every, torch.arange(n, device=scores.device))
     share = targets / targets.sum(1, keepdim=True)
-    logs = F.log_softmax(every, dim=1)[:, :n]
+    logs = F.log_softmax(every, dim=1)[:, :m]
     return -(share * logs).sum(1).mean()
