@@ -82,7 +82,8 @@ class ImagePreparation(_Part):
     height: int = Field(ge=1)
     width: int = Field(ge=1)
     fit: Literal["stretch", "crop", "pad"]
-    # `crop` first resizes the short side to size / crop_ratio (timm's crop_pct).
+    # `crop` first resizes the short side to size / crop_ratio (timm's crop_pct), `stretch` both
+    # sides; then the centre is cut.
     crop_ratio: float = Field(default=1.0, gt=0, le=1)
     interpolation: Literal["bilinear", "bicubic"] = "bicubic"
     background: tuple[int, int, int] = (255, 255, 255)

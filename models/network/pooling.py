@@ -21,6 +21,10 @@ def pool_mean(hidden: Tensor, mask: Tensor) -> Tensor:
 
 def pool_last(hidden: Tensor, mask: Tensor) -> Tensor:
     """The state of the last token that the mask keeps: (n, t, d) in, (n, d) out."""
-    last = (mask.sum(1) - 1).clamp(min=0)  # (n,)
-    index = last.reshape(-1, 1, 1).expand(-1, 1, hidden.shape[2])
+    return pool_at(hidden, (mask.sum(1) - 1).clamp(min=0))
+
+
+def pool_at(hidden: Tensor, places: Tensor) -> Tensor:
+    """The state of one place of each item: (n, t, d) and (n,) int64 in, (n, d) out."""
+    index = places.reshape(-1, 1, 1).expand(-1, 1, hidden.shape[2])
     return hidden.gather(1, index).squeeze(1)

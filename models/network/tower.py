@@ -23,7 +23,7 @@ from hivlp.models.levels import Modality
 Tensors = Mapping[str, Tensor]
 """Named tensors; the first axis of each is the item, n."""
 
-Pooling = Literal["first", "mean", "eos", "last", "attention", "mean+max"]
+Pooling = Literal["first", "first+second", "mean", "eos", "last", "attention", "mean+max"]
 
 
 class TowerError(TrainingError):
@@ -105,6 +105,14 @@ class Tower(nn.Module, ABC):
             "pooling": self.pooling,
             "preparation": self.preparation.model_dump_json(),
         }
+
+    @property
+    def joint_space(self) -> str | None:
+        """What names the space of the last exit where a text and a picture tower share one.
+
+        The same for both towers of one checkpoint (CLIP), None for a tower that stands alone.
+        """
+        return None
 
     @property
     def vocabulary(self) -> int:

@@ -21,6 +21,7 @@ _RESAMPLING = {
     "bilinear": Image.Resampling.BILINEAR,
     "bicubic": Image.Resampling.BICUBIC,
 }
+_TINY = 1e-6
 
 
 def preprocess(images: Sequence[RgbImage], spec: ImagePreparation) -> FloatArray:
@@ -54,25 +55,40 @@ def _check_pixels(image: RgbImage, row: int) -> None:
 def _fit(image: Image.Image, spec: ImagePreparation) -> Image.Image:
     resample = _RESAMPLING[spec.interpolation]
     if spec.fit == "stretch":
-        return image.resize((spec.width, spec.height), resample)
+        return _middle(image, spec, _before_cut(spec), resample)
     if spec.fit == "crop":
         return _crop(image, spec, resample)
     return _pad(image, spec, resample)
 
 
 def _crop(image: Image.Image, spec: ImagePreparation, resample: Image.Resampling) -> Image.Image:
-    """Resize until both sides cover size / crop_ratio, and cut the centre.
+    """Resize until both sides cover size / crop_ratio, and cut the centre."""
+    wide, high = _before_cut(spec)
+    if wide * image.height >= high * image.width:
+        high = max(high, image.height * wide // image.width)
+    else:
+        wide = max(wide, image.width * high // image.height)
+    return _middle(image, spec, (wide, high), resample)
+
+
+def _before_cut(spec: ImagePreparation) -> tuple[int, int]:
+    """Width and height of which the centre is cut; a ratio's last digit decides nothing."""
+    return (
+        math.floor(spec.width / spec.crop_ratio + _TINY),
+        math.floor(spec.height / spec.crop_ratio + _TINY),
+    )
+
+
+def _middle(
+    image: Image.Image, spec: ImagePreparation, whole: tuple[int, int], resample: Image.Resampling
+) -> Image.Image:
+    """Resize to `whole` (width, height), and cut the centre.
 
     Both at once, by resizing only the part that is kept: the whole of a 1 x 5000 strip would not
     fit into memory.
     """
-    wide, high = math.floor(spec.width / spec.crop_ratio), math.floor(spec.height / spec.crop_ratio)
-    scale = max(wide / image.width, high / image.height)
-    full_width = max(wide, int(image.width * scale))
-    full_height = max(high, int(image.height * scale))
-    left = (full_width - spec.width) // 2
-    top = (full_height - spec.height) // 2
-    per_column, per_row = image.width / full_width, image.height / full_height
+    left, top = (whole[0] - spec.width) // 2, (whole[1] - spec.height) // 2
+    per_column, per_row = image.width / whole[0], image.height / whole[1]
     box = (
         left * per_column,
         top * per_row,
