@@ -1,4 +1,4 @@
-"""The BERT family of text towers, from a local Hugging Face folder.
+"""The BERT family of text towers (BERT, MiniLM, RoBERTa), from a local Hugging Face folder.
 
 Notable: pooling comes from the folder's `1_Pooling/config.json` (sentence-transformers), else it is
 the first token, as BERT was trained. Post-norm blocks end in a LayerNorm, so an early exit's state
@@ -13,88 +13,79 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hivlp.models.artifact import TextPreparation
-from hivlp.models.network.checkpoint import load_strictly, read_json, read_safetensors
+from hivlp.models.network.blocks import ACTIVATIONS, Block, BlockShape, attention_mask
+from hivlp.models.network.checkpoint import (
+    load_strictly,
+    read_json,
+    read_weights,
+    renaming,
+    shards,
+    weight_file,
+)
+from hivlp.models.network.fields import Fields, read_list
+from hivlp.models.network.folders import CONFIG, model_type
 from hivlp.models.network.pooling import pool_first, pool_last, pool_mean
+from hivlp.models.network.pretrained import Layers
+from hivlp.models.network.tokenizer_files import (
+    BYTE_PAIRS,
+    SENTENCE_CONFIG,
+    TOKENIZER,
+    WORD_PIECES,
+    check_tokenizer,
+)
 from hivlp.models.network.tower import Pooling, Tensors, Tower, TowerError
 
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "gelu": F.gelu,
-    "gelu_new": lambda x: F.gelu(x, approximate="tanh"),
-    "relu": F.relu,
-}
 POOLS: dict[Pooling, Callable[[Tensor, Tensor], Tensor]] = {
     "first": pool_first,
     "mean": pool_mean,
     "last": pool_last,
 }
-# `1_Pooling/config.json`: the flag that is set -> our name for it.
+POOLING = Path("1_Pooling") / "config.json"
+MODULES = ("Transformer", "Pooling", "Normalize")
+# The flag that is set in sentence-transformers' file -> our name for it.
 POOLING_FLAGS: dict[str, Pooling] = {
     "pooling_mode_cls_token": "first",
     "pooling_mode_mean_tokens": "mean",
     "pooling_mode_lasttoken": "last",
 }
 # What a checkpoint carries that no early output reads.
-_UNUSED = re.compile(r"(^|\.)position_ids$|^pooler\.|^cls\.")
-_PREFIX = re.compile(r"^bert\.")
+_UNUSED = re.compile(
+    r"(^|\.)(position_ids|token_type_ids)$|^pooler\.|^cls\.|^lm_head\.|^classifier\."
+)
+_PREFIX = re.compile(r"^(bert|roberta)\.")
+_NAMES = renaming(
+    ("words.", "embeddings.word_embeddings."),
+    ("positions.", "embeddings.position_embeddings."),
+    ("types.", "embeddings.token_type_embeddings."),
+    ("blocks.", "encoder.layer."),
+    ("attention.query", "attention.self.query"),
+    ("attention.key", "attention.self.key"),
+    ("attention.value", "attention.self.value"),
+    ("attention.out", "attention.output.dense"),
+    ("attention_norm", "attention.output.LayerNorm"),
+    ("feed.inner", "intermediate.dense"),
+    ("feed.outer", "output.dense"),
+    ("feed_norm", "output.LayerNorm"),
+)
 
 
 @dataclass(frozen=True, slots=True)
-class BertConfig:
-    """Sizes of a BERT, named as in its config.json."""
+class BertShape:
+    """Sizes of a BERT, and the row of `positions` that the first token has."""
 
-    vocab_size: int
-    hidden_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    intermediate_size: int
-    max_position_embeddings: int
-    type_vocab_size: int
-    layer_norm_eps: float
-    hidden_act: str
-    pad_token_id: int = 0
-
-
-class BertBlock(nn.Module):
-    """Self-attention and feed-forward, each added and then normalised (post-norm)."""
-
-    def __init__(self, config: BertConfig) -> None:
-        super().__init__()
-        width, inner = config.hidden_size, config.intermediate_size
-        self.heads = config.num_attention_heads
-        self.activation = ACTIVATIONS[config.hidden_act]
-        self.query = nn.Linear(width, width)
-        self.key = nn.Linear(width, width)
-        self.value = nn.Linear(width, width)
-        self.mixed = nn.Linear(width, width)
-        self.mixed_norm = nn.LayerNorm(width, eps=config.layer_norm_eps)
-        self.inner = nn.Linear(width, inner)
-        self.outer = nn.Linear(inner, width)
-        self.outer_norm = nn.LayerNorm(width, eps=config.layer_norm_eps)
-
-    def forward(self, hidden: Tensor, mask: Tensor) -> Tensor:
-        """One layer: hidden (n, t, d), mask (n, 1, 1, t) bool, True where attended to."""
-        attended = F.scaled_dot_product_attention(
-            self._split(self.query(hidden)),
-            self._split(self.key(hidden)),
-            self._split(self.value(hidden)),
-            attn_mask=mask,
-        )  # (n, heads, t, d / heads)
-        joined = attended.transpose(1, 2).flatten(2)  # (n, t, d)
-        hidden = self.mixed_norm(hidden + self.mixed(joined))
-        fed: Tensor = self.outer(self.activation(self.inner(hidden)))
-        normed: Tensor = self.outer_norm(hidden + fed)
-        return normed
-
-    def _split(self, x: Tensor) -> Tensor:
-        n, tokens, width = x.shape
-        return x.reshape(n, tokens, self.heads, width // self.heads).transpose(1, 2)
+    layers: Layers
+    vocabulary: int
+    positions: int
+    types: int
+    pad_id: int
+    first_place: int = 0
 
 
 class BertTower(Tower):
@@ -106,28 +97,28 @@ class BertTower(Tower):
     carried_inputs = ("attention_mask",)
 
     def __init__(
-        self, config: BertConfig, *, folder: Path, pooling: Pooling, max_tokens: int
+        self, shape: BertShape, *, files: tuple[Path, ...], pooling: Pooling, max_tokens: int
     ) -> None:
         super().__init__()
-        self.config = config
-        self.folder = folder
+        self.shape, self.layers, self.files = shape, shape.layers, files
         self.max_tokens = max_tokens
         self._pooling = pooling
-        self.words = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.positions = nn.Embedding(config.max_position_embeddings, config.hidden_size)
-        self.types = nn.Embedding(config.type_vocab_size, config.hidden_size)
-        self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-        self.blocks = nn.ModuleList(BertBlock(config) for _ in range(config.num_hidden_layers))
+        width, eps = self.layers.block.width, self.layers.block.eps
+        self.words = nn.Embedding(shape.vocabulary, width)
+        self.positions = nn.Embedding(shape.positions, width)
+        self.types = nn.Embedding(shape.types, width)
+        self.norm = nn.LayerNorm(width, eps=eps)
+        self.blocks = nn.ModuleList(Block(self.layers.block) for _ in range(self.layers.depth))
 
     @property
     def depth(self) -> int:
         """The number of layers."""
-        return self.config.num_hidden_layers
+        return self.layers.depth
 
     @property
     def vocabulary(self) -> int:
         """The number of token ids."""
-        return self.config.vocab_size
+        return self.shape.vocabulary
 
     @property
     def pooling(self) -> Pooling:
@@ -138,32 +129,32 @@ class BertTower(Tower):
     def preparation(self) -> TextPreparation:
         """The checkpoint's tokenizer, token limit and padding id."""
         return TextPreparation(
-            tokenizer_file="tokenizer.json",
+            tokenizer_file=TOKENIZER,
             max_tokens=self.max_tokens,
-            pad_id=self.config.pad_token_id,
+            pad_id=self.shape.pad_id,
         )
 
     @property
     def sources(self) -> tuple[Path, ...]:
         """Configuration, weights and tokenizer."""
-        names = ("config.json", "model.safetensors", "tokenizer.json", "1_Pooling/config.json")
-        return tuple(self.folder / name for name in names if (self.folder / name).is_file())
+        return self.files
 
     def width(self, layer: int) -> int:
         """The hidden size, once for every state so far; at the last layer once."""
-        return self.config.hidden_size * (1 if layer == self.depth else layer + 1)
+        return self.layers.block.width * (1 if layer == self.depth else layer + 1)
 
     def begin(self, inputs: Tensors) -> Tensors:
         """Embeddings of `input_ids` (n, t) int64; every token is of type 0."""
         ids = inputs["input_ids"]
-        places = self.positions.weight[: ids.shape[1]]
+        first = self.shape.first_place
+        places = self.positions.weight[first : first + ids.shape[1]]
         hidden = self.norm(self.words(ids) + places + self.types.weight[0])  # (n, t, d)
         return {"hidden": hidden, "pooled": self._vector(hidden, inputs)}
 
     def advance(self, state: Tensors, inputs: Tensors, start: int, stop: int) -> Tensors:
         """Run layers start+1..stop on `hidden` (n, t, d), adding to `pooled` (n, width(stop))."""
-        mask = inputs["attention_mask"].bool()[:, None, None, :]
         hidden, pooled = state["hidden"], [state["pooled"]]
+        mask = attention_mask(hidden, inputs["attention_mask"])
         for block in self.blocks[start:stop]:
             hidden = block(hidden, mask)
             pooled.append(self._vector(hidden, inputs))
@@ -179,44 +170,100 @@ class BertTower(Tower):
         return F.normalize(pooled, dim=1)
 
 
+class RobertaTower(BertTower):
+    """A RoBERTa: its positions begin behind the padding token's own."""
+
+    family = "roberta"
+
+
 def is_bert(path: Path) -> bool:
     """Whether `path` is a Hugging Face folder of model type bert."""
-    config = path / "config.json"
-    return config.is_file() and read_json(config).get("model_type") == "bert"
+    return model_type(path) == "bert"
+
+
+def is_roberta(path: Path) -> bool:
+    """Whether `path` is a Hugging Face folder of model type roberta."""
+    return model_type(path) == "roberta"
 
 
 def load_bert(path: Path) -> BertTower:
-    """Load a folder of config.json, model.safetensors and tokenizer.json. Raises TowerError."""
-    settings = read_json(path / "config.json")
-    config = _config(settings, path / "config.json")
-    if not (path / "tokenizer.json").is_file():
-        raise TowerError(path / "tokenizer.json", "no such file")
-    tower = BertTower(
-        config,
-        folder=path,
-        pooling=_pooling(path / "1_Pooling" / "config.json"),
-        max_tokens=_max_tokens(path, config),
+    """Load a folder of config.json, weights and tokenizer.json. Raises TowerError."""
+    shape = _shape(Fields.read(path / CONFIG), pad=0)
+    check_tokenizer(path, WORD_PIECES, shape.vocabulary)
+    return _load(path, BertTower, shape)
+
+
+def load_roberta(path: Path) -> RobertaTower:
+    """Load a folder of config.json, weights and tokenizer.json. Raises TowerError."""
+    fields = Fields.read(path / CONFIG)
+    shape = _shape(fields, pad=1, behind_padding=True)
+    if shape.positions <= shape.first_place:
+        raise fields.error("max_position_embeddings", f"must be above {shape.first_place}")
+    check_tokenizer(path, BYTE_PAIRS, shape.vocabulary)
+    return _load(path, RobertaTower, shape)
+
+
+Kind = TypeVar("Kind", bound=BertTower)
+
+
+def _load(path: Path, kind: type[Kind], shape: BertShape) -> Kind:
+    file, pooling = weight_file(path), _pooling_file(path)
+    sources = [path / CONFIG, *shards(file), path / TOKENIZER, pooling]
+    tower = kind(
+        shape,
+        files=tuple(source for source in sources if source.is_file()),
+        pooling=_pooling(pooling),
+        max_tokens=_max_tokens(path, shape.positions - shape.first_place),
     )
-    weights = read_safetensors(path / "model.safetensors")
-    kept = {_PREFIX.sub("", name): value for name, value in weights.items()}
-    named = {_our_name(n): v.float() for n, v in kept.items() if not _UNUSED.search(n)}
-    load_strictly(tower, named, path / "model.safetensors")
+    kept = {_PREFIX.sub("", name): value for name, value in read_weights(file).items()}
+    weights = {name: value for name, value in kept.items() if not _UNUSED.search(name)}
+    load_strictly(tower, weights, file, _their_name)
     return tower
 
 
-def _config(settings: dict[str, Any], path: Path) -> BertConfig:
-    fields = BertConfig.__dataclass_fields__
-    missing = [n for n in fields if n not in settings and n != "pad_token_id"]
-    if missing:
-        raise TowerError(path, f"field {missing[0]!r} is missing")
-    config = BertConfig(**{name: settings[name] for name in fields if name in settings})
-    if config.hidden_act not in ACTIVATIONS:
-        raise TowerError(path, f"hidden_act {config.hidden_act!r}: one of {', '.join(ACTIVATIONS)}")
-    if settings.get("position_embedding_type", "absolute") != "absolute":
-        raise TowerError(path, "position_embedding_type: only 'absolute' is implemented")
-    if config.hidden_size % config.num_attention_heads:
-        raise TowerError(path, "hidden_size must be a multiple of num_attention_heads")
-    return config
+def _their_name(name: str) -> str:
+    if name.startswith("norm."):
+        return f"embeddings.LayerNorm.{name.removeprefix('norm.')}"
+    return _NAMES(name)
+
+
+def _shape(fields: Fields, *, pad: int, behind_padding: bool = False) -> BertShape:
+    fields.refuse("position_embedding_type", "absolute")
+    width, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
+    if width % heads:
+        raise fields.error("hidden_size", f"must be a multiple of num_attention_heads, {heads}")
+    block = BlockShape(
+        width,
+        heads,
+        fields.whole("intermediate_size"),
+        norm="post",
+        activation=fields.word("hidden_act", ACTIVATIONS),
+        eps=fields.number("layer_norm_eps"),
+    )
+    pad_id = fields.whole("pad_token_id", pad, least=0)
+    return BertShape(
+        Layers(fields.whole("num_hidden_layers"), block),
+        fields.whole("vocab_size"),
+        fields.whole("max_position_embeddings"),
+        fields.whole("type_vocab_size"),
+        pad_id,
+        pad_id + 1 if behind_padding else 0,
+    )
+
+
+def _pooling_file(folder: Path) -> Path:
+    """Where sentence-transformers keeps the pooling: its list of modules says so."""
+    path = folder / "modules.json"
+    if not path.is_file():
+        return folder / POOLING
+    found = folder / POOLING
+    for module in read_list(path):
+        kind = module.text("type").rpartition(".")[2]
+        if kind not in MODULES:
+            raise module.error("type", f"is a {kind}: only {', '.join(MODULES)} are implemented")
+        if kind == "Pooling":
+            found = folder / module.text("path") / POOLING.name
+    return found
 
 
 def _pooling(path: Path) -> Pooling:
@@ -231,30 +278,8 @@ def _pooling(path: Path) -> Pooling:
     return POOLING_FLAGS[chosen[0]]
 
 
-def _max_tokens(path: Path, config: BertConfig) -> int:
-    stated = path / "sentence_bert_config.json"
+def _max_tokens(path: Path, most: int) -> int:
+    stated = path / SENTENCE_CONFIG
     if not stated.is_file():
-        return config.max_position_embeddings
-    limit = read_json(stated).get("max_seq_length") or config.max_position_embeddings
-    return min(int(limit), config.max_position_embeddings)
-
-
-_RENAMES = (
-    ("embeddings.word_embeddings.", "words."),
-    ("embeddings.position_embeddings.", "positions."),
-    ("embeddings.token_type_embeddings.", "types."),
-    ("embeddings.LayerNorm.", "norm."),
-    ("encoder.layer.", "blocks."),
-    ("attention.self.", ""),
-    ("attention.output.dense.", "mixed."),
-    ("attention.output.LayerNorm.", "mixed_norm."),
-    ("intermediate.dense.", "inner."),
-    ("output.dense.", "outer."),
-    ("output.LayerNorm.", "outer_norm."),
-)
-
-
-def _our_name(name: str) -> str:
-    for theirs, ours in _RENAMES:
-        name = name.replace(theirs, ours)
-    return name
+        return most
+    return min(Fields.read(stated).whole("max_seq_length", most, least=2), most)

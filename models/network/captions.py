@@ -9,7 +9,7 @@ whatever stands there.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -46,7 +46,7 @@ class CaptionTower(PretrainedTower):
     """`input_ids` (n, t) int64 to states (n, t, d). Who pools at the last place reads no mask."""
 
     modality = "text"
-    input_names = ("input_ids", "attention_mask")
+    input_names: ClassVar[tuple[str, ...]] = ("input_ids", "attention_mask")
 
     def __init__(self, shape: CaptionShape, files: Files, prepared: TextPreparation) -> None:
         super().__init__(shape.layers, files)

@@ -50,6 +50,11 @@ def read_pickled(path: Path) -> dict[str, Tensor]:
     return found
 
 
+def has_weights(folder: Path, names: Sequence[str] = WEIGHT_FILES) -> bool:
+    """Whether one of the files of weights, or an index of them, lies in `folder`."""
+    return any((folder / name).is_file() for name in names)
+
+
 def weight_file(folder: Path, names: Sequence[str] = WEIGHT_FILES) -> Path:
     """The file that holds a folder's weights, or their index. Raises TowerError where none does."""
     for name in names:
@@ -91,14 +96,19 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     return found
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object. Raises TowerError naming the file."""
+def read_anything(path: Path) -> Any:
+    """Any JSON value. Raises TowerError naming the file."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise TowerError(path, f"can't be read: {error.strerror}") from error
     except ValueError as error:
         raise TowerError(path, f"not JSON: {error}") from error
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object. Raises TowerError naming the file."""
+    found = read_anything(path)
     if not isinstance(found, dict):
         raise TowerError(path, "not a JSON object")
     return found

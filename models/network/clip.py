@@ -12,7 +12,7 @@ from hivlp.models.artifact import TextPreparation
 from hivlp.models.levels import Modality
 from hivlp.models.network.blocks import BlockShape
 from hivlp.models.network.captions import HIGHEST, CaptionShape, CaptionTower
-from hivlp.models.network.checkpoint import load_strictly
+from hivlp.models.network.checkpoint import has_weights, load_strictly
 from hivlp.models.network.fields import Fields
 from hivlp.models.network.folders import (
     TEXT,
@@ -23,6 +23,7 @@ from hivlp.models.network.folders import (
     text_name,
 )
 from hivlp.models.network.image_processors import processor_file, read_processor
+from hivlp.models.network.openclip import has_open_weights
 from hivlp.models.network.pictures import PictureShape, PictureTower
 from hivlp.models.network.pretrained import Layers, read_layers
 from hivlp.models.network.tokenizer_files import CLIP_PAIRS, TOKENIZER, check_tokenizer
@@ -49,7 +50,10 @@ class ClipPicture(PictureTower):
 
 def is_clip(path: Path, modality: Modality) -> bool:
     """Whether `path` is a Hugging Face folder of CLIP with this tower in it."""
-    return model_type(path) in ("clip", f"clip_{TEXT if modality == 'text' else VISION}_model")
+    own = f"clip_{TEXT if modality == 'text' else VISION}_model"
+    # OpenCLIP's folders may bear a config.json of this family without weights for it
+    read_there = has_open_weights(path) and not has_weights(path)
+    return model_type(path) in ("clip", own) and not read_there
 
 
 def load_clip_text(path: Path) -> ClipText:

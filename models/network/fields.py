@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from hivlp.models.network.checkpoint import read_json
+from hivlp.models.network.checkpoint import read_anything, read_json
 from hivlp.models.network.tower import TowerError
 
 Word = TypeVar("Word", bound=str)
@@ -113,3 +113,11 @@ class Fields:
             raise self.error(
                 name, f"is {self.values[name]!r}: only {implemented!r} is implemented"
             )
+
+
+def read_list(path: Path) -> list[Fields]:
+    """A file that is a list of objects. Raises TowerError."""
+    found = read_anything(path)
+    if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
+        raise TowerError(path, "not a JSON list of objects")
+    return [Fields(each, path, f"{i}.") for i, each in enumerate(found)]

@@ -107,9 +107,10 @@ class PictureTower(PretrainedTower):
         """The first token, the first two one after the other, or what the probe attends to."""
         hidden = state["hidden"]
         if self.probe is not None:
-            return self.probe(self.norm(hidden))
-        few: Tensor = self.norm(hidden[:, : self.shape.tokens])
-        return few[:, :2].flatten(1) if self.shape.pooling == "first+second" else few[:, 0]
+            attended: Tensor = self.probe(self.norm(hidden))
+            return attended
+        few: Tensor = self.norm(hidden[:, : 2 if self.shape.pooling == "first+second" else 1])
+        return few.flatten(1)
 
     def output(self, state: Tensors) -> Tensor:
         """`vector`, mapped as the checkpoint maps it."""
@@ -143,11 +144,12 @@ class Probe(nn.Module):
         """
         heads = self.attention.heads
         query = self.attention.query(self.query).reshape(heads, 1, -1)  # (heads, 1, d / heads)
-        key = self.attention.key.weight.unflatten(0, (heads, -1))  # (heads, d / heads, d)
+        width = hidden.shape[2]
+        key = self.attention.key.weight.reshape(heads, -1, width)  # (heads, d / heads, d)
         folded = (query @ key).squeeze(1) / math.sqrt(query.shape[2])  # (heads, d)
         weights = (hidden @ folded.T).softmax(1)  # (n, t, heads)
         means = (weights.transpose(1, 2) @ hidden).unsqueeze(2)  # (n, heads, 1, d)
-        value = self.attention.value.weight.unflatten(0, (heads, -1)).transpose(1, 2)
+        value = self.attention.value.weight.reshape(heads, -1, width).transpose(1, 2)
         mixed = (means @ value).flatten(1) + self.attention.value.bias
         found: Tensor = self.attention.out(mixed)
         return found
