@@ -1,4 +1,4 @@
-"""The commands `hivlp build`, `evaluate` and `search`."""
+"""The commands `hivlp build` and `hivlp search`."""
 
 from __future__ import annotations
 
@@ -80,22 +80,6 @@ def build(arguments: Sequence[str]) -> int:
     add_choice(parser)
     given = parse(parser, arguments)
     return given if isinstance(given, int) else _build(given)
-
-
-def evaluate(arguments: Sequence[str]) -> int:
-    """`hivlp evaluate`: measure an index by level and plan."""
-    parser = parser_of(
-        "evaluate",
-        "Measure R@K and ANN recall of an index, by direction, level and plan.",
-        "hivlp evaluate --index default --json report.json",
-    )
-    add_index(parser)
-    parser.add_argument("--group", help="metadata column whose equals count as right")
-    parser.add_argument("--sample", type=positive, default=2_000, help="most queries (2000)")
-    parser.add_argument("--json", type=Path, help="write the report to this file too")
-    parser.add_argument("--threads", type=positive, default=1, help="encoder threads (1)")
-    given = parse(parser, arguments)
-    return given if isinstance(given, int) else _evaluate(given)
 
 
 def search(arguments: Sequence[str]) -> int:
@@ -210,28 +194,6 @@ def _build(given: argparse.Namespace) -> int:
     if given.explain:
         print(f"must: {', '.join(manifest.build.must) or 'nothing in particular'}")
         print("\n".join(table(side, options) for side, options in manifest.options.items()))
-    return DONE
-
-
-def _evaluate(given: argparse.Namespace) -> int:
-    from hivlp.index.evaluation import EvaluationSettings
-    from hivlp.index.evaluation import evaluate as evaluate_snapshot
-    from hivlp.index.query_model import query_model
-
-    store = store_of(given)
-    snapshot = store.open(given.index, given.version)
-    model = query_model(given, store, snapshot.manifest, given.threads)
-    group = given.group or snapshot.manifest.build.metadata_group
-    if not model.encodes and group is None:
-        raise BuildError(
-            f"index {given.index!r} holds imported vectors, and nothing says which rows answer "
-            "which: name a metadata column whose equals do with --group. What its plans find of "
-            "the exact answer, `hivlp snapshots verify --recall` measures"
-        )
-    report = evaluate_snapshot(snapshot, model, EvaluationSettings(given.sample, group))
-    print(report.to_text())
-    if given.json is not None:
-        given.json.write_text(report.to_json() + "\n", encoding="utf-8")
     return DONE
 
 

@@ -51,10 +51,17 @@ class ExitRule:
 
         Never with fewer rows than the signals are read from.
         """
+        return self.confidence(level, found, before) >= self.threshold
+
+    def confidence(self, level: int, found: Candidates, before: Candidates | None) -> float:
+        """From 0 to 1: the chance that later levels would not answer better.
+
+        -inf, under every threshold, without a gate or with too few rows to read signals from.
+        """
         gate = self.gates.get(level)
         if gate is None or len(found) < DEPTH:
-            return False
-        return gate.confidence(exit_signals(found, before)) >= self.threshold
+            return -math.inf
+        return gate.confidence(exit_signals(found, before))
 
 
 def exit_signals(found: Candidates, before: Candidates | None) -> tuple[float, ...]:

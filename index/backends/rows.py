@@ -57,6 +57,11 @@ class LevelRows:
         """Number of rows."""
         return len(self.matrix)
 
+    def part(self, rows: slice) -> LevelRows:
+        """Some rows in a row, numbered anew from 0; nothing is copied."""
+        norms = self.inverse_norms
+        return LevelRows(self.matrix[rows], self.dim, None if norms is None else norms[rows])
+
     def scan(self, query: FloatArray) -> FloatArray:
         """Scores of every row for one query (dim,) float32: (N,) float32."""
         scores = np.concatenate([np.vecdot(part, query) for part in self._parts()])

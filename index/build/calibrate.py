@@ -29,7 +29,7 @@ from hivlp.index.build.vectors.queries import read_queries as read_vectors
 from hivlp.index.build.widths import KS, PLANS, exact_best, itself, share_found
 from hivlp.index.cascade import PlanName, PlanRequest
 from hivlp.index.errors import BuildError
-from hivlp.index.evaluation import SEED, Sampled, sample_queries
+from hivlp.index.evaluation.queries import SEED, Sampled, sample_queries
 from hivlp.index.local_searcher import LocalSearcher
 from hivlp.index.plans import run_plan
 from hivlp.index.snapshot.amend import hold, turn

@@ -15,7 +15,7 @@ from hivlp.index.build.risk import Array
 from hivlp.index.build.widths import KS, exact_best
 from hivlp.index.cascade import PlanRequest
 from hivlp.index.early_exit import DEPTH
-from hivlp.index.evaluation import SEED, sample_queries
+from hivlp.index.evaluation.queries import SEED, sample_queries
 from hivlp.index.local_searcher import LocalSearcher
 from hivlp.index.snapshot.manifest import ExitRecord
 from hivlp.index.snapshot.snapshot import Snapshot

@@ -287,9 +287,7 @@ def _scanned(rows: LevelRows, queries: FloatArray) -> Iterator[tuple[int, int, F
     for start in range(0, len(queries), AT_ONCE):
         some = queries[start : start + AT_ONCE]
         for part in query_blocks(rows.size, len(some)):
-            norms = rows.inverse_norms
-            own = LevelRows(rows.matrix[part], rows.dim, None if norms is None else norms[part])
-            for query, scores in enumerate(own.scan_many(some), start=start):
+            for query, scores in enumerate(rows.part(part).scan_many(some), start=start):
                 yield query, part.start, scores
 
 

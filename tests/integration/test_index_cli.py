@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import faiss
+import pyarrow.parquet as pq
 import pytest
 
 from hivlp.index.cli_snapshots import age
@@ -92,6 +93,14 @@ def test_more_results_than_items_prints_all_items(home: Path, capsys: Capture) -
         ["build"],
         ["build", "x", "--max-failures", "2"],
         ["evaluate", "--sample", "0"],
+        ["evaluate", "--sample", "some"],
+        ["evaluate", "--at", "1,5,2000"],
+        ["evaluate", "--at", "one"],
+        ["evaluate", "--directions", "text-sound"],
+        ["evaluate", "--resamples", "-1"],
+        ["evaluate", "--cascade", "100,none"],
+        ["evaluate", "--folds", "5"],
+        ["evaluate", "--queries", "split=test"],
         ["build", "x", "--family", "tree"],
         ["build", "x", "--max-memory", "much"],
         ["build", "x", "--must", "fly"],
@@ -128,6 +137,11 @@ def test_wrong_usage_exits_with_2_and_says_why(
         (["build", "nowhere"], "nowhere"),
         (["evaluate", "--index", "nothing"], "no active version"),
         (["evaluate", "--group", "nothing"], "nothing"),
+        (["evaluate", "--folds", "5", "--fold-size", "1000"], "the index has 20"),
+        (["evaluate", "--against", "nowhere.parquet"], "nowhere.parquet"),
+        (["evaluate", "--against", "nothing"], "no active version"),
+        (["evaluate", "--ranks", "ranks.csv"], "neither .parquet nor .jsonl"),
+        (["evaluate", "--queries", '{"field": "price", "eq": 1}'], "price"),
     ],
 )
 def test_a_failure_exits_with_1_and_one_line(
@@ -330,8 +344,30 @@ def test_evaluate_prints_tables_and_writes_json(
         assert words in out
     report = json.loads(file.read_text())
     found = {(d["query"], d["searched"]): d for d in report["directions"]}
-    assert found["text", "image"]["levels"]["3"]["r5"] == 1.0
-    assert found["text", "image"]["plans"]["cascade"]["ann10"] >= 0.95
+    systems = found["text", "image"]["systems"]
+    assert systems["level 3"]["recalls"]["5"]["value"] == 1.0
+    assert systems["cascade"]["ann10"]["value"] >= 0.95
+    assert report["summary"]["cascade"]["ar"]["value"] > 90
+
+
+def test_evaluate_writes_ranks_and_compares_with_them(
+    home: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    ranks = tmp_path / "of" / "ranks.parquet"
+    assert main(["evaluate", "--ranks", str(ranks), "--at", "1,2"]) == 0
+    assert pq.read_table(ranks).num_rows == 5 * 4 * 20
+    short = ["evaluate", "--cascade", "2", "--at", "1,2", "--sample", "all"]
+    capsys.readouterr()
+    assert main([*short, "--against", str(ranks)]) == 1  # ANN recall@10 needs ten of them
+    assert "fewer than the 10" in capsys.readouterr().err
+    assert main(["evaluate", "--cascade", "12", "--at", "1,2", "--against", str(ranks)]) == 0
+    out = capsys.readouterr().out
+    assert "less " + str(ranks) in out
+    assert "R@1 +0.00 (+0.00 to +0.00)" in out
+    assert main(["evaluate", "--against", "default", "--directions", "text-image"]) == 0
+    out = capsys.readouterr().out
+    assert "text to image   cascade" in out
+    assert "image to image" not in out
 
 
 def test_searching_imports_no_torch(home: Path) -> None:

@@ -1,0 +1,222 @@
+"""The command `hivlp evaluate`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hivlp.index.arguments import (
+    DONE,
+    USAGE,
+    add_index,
+    json_object,
+    parse,
+    parser_of,
+    positive,
+    store_of,
+)
+from hivlp.index.errors import BuildError
+from hivlp.index.snapshot.store import SnapshotStore
+
+if TYPE_CHECKING:
+    from hivlp.index.build.model import Model
+    from hivlp.index.evaluation.evaluate import Evaluation, EvaluationSettings
+    from hivlp.index.snapshot.snapshot import Snapshot
+
+SAMPLE = 2_000
+MOST_AT, MOST_K = 10, 1_000
+MOST_RESAMPLES = 100_000
+DIRECTIONS = ("text-image", "image-text", "image-image", "text-text")
+
+
+def evaluate(arguments: Sequence[str]) -> int:
+    """`hivlp evaluate`: measure an index by level and plan."""
+    parser = parser_of(
+        "evaluate",
+        "Measure R@K, AR, RSUM and ANN recall of an index, by direction, level and plan, with 95 % "
+        "intervals.",
+        "hivlp evaluate --index default --json report.json",
+    )
+    add_index(parser)
+    parser.add_argument("--group", help="metadata column whose equals count as right")
+    _add_protocol(parser)
+    parser.add_argument("--json", type=Path, help="write the report to this file too")
+    parser.add_argument(
+        "--ranks", type=Path, help="write every query's ranks to this .parquet or .jsonl file"
+    )
+    parser.add_argument(
+        "--against",
+        help="a ranks file, or INDEX or INDEX@VERSION: print the paired difference to it",
+    )
+    parser.add_argument("--threads", type=positive, default=1, help="encoder threads (1)")
+    given = parse(parser, arguments)
+    if isinstance(given, int):
+        return given
+    if (given.folds is None) != (given.fold_size is None):
+        said = "--folds and --fold-size belong together: COCO's 1K is 5 of 1000"
+        print(f"hivlp evaluate: {said}", file=sys.stderr)
+        return USAGE
+    return _evaluate(given)
+
+
+def _add_protocol(parser: argparse.ArgumentParser) -> None:
+    """Options that say what is counted, over which queries and galleries."""
+    parser.add_argument("--at", type=ranks_at, default=(1, 5, 10), help="the K of R@K (1,5,10)")
+    parser.add_argument(
+        "--sample",
+        type=sample,
+        default=0,
+        help="most queries of a modality, or `all` (2000; all with folds)",
+    )
+    parser.add_argument(
+        "--queries", type=json_object, help="""items that ask: '{"field": "split", "eq": "test"}'"""
+    )
+    parser.add_argument("--folds", type=positive, help="so many galleries, averaged")
+    parser.add_argument("--fold-size", type=positive, help="items in each, in the corpus's order")
+    parser.add_argument(
+        "--cascade", type=widths, default=(), help="the cascade's widths, coarse first: 1000,100"
+    )
+    parser.add_argument(
+        "--directions",
+        type=directions,
+        default=directions(",".join(DIRECTIONS)),
+        help=f"what is measured ({','.join(DIRECTIONS)})",
+    )
+    parser.add_argument(
+        "--resamples", type=resamples, default=1_000, help="of the intervals; 0 for none (1000)"
+    )
+
+
+def sample(text: str) -> int | None:
+    """A number of queries of at least 1, or None for `all`."""
+    return None if text == "all" else positive(text)
+
+
+def ranks_at(text: str) -> tuple[int, ...]:
+    """Different whole numbers with commas between, ascending."""
+    found = tuple(sorted({positive(word) for word in text.split(",")}))
+    if len(found) > MOST_AT or found[-1] > MOST_K:
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: at most {MOST_AT} numbers, of at most {MOST_K} each"
+        )
+    return found
+
+
+def widths(text: str) -> tuple[tuple[int, int], ...]:
+    """(level, keep) from widths with commas between, coarse first."""
+    return tuple(enumerate((positive(word) for word in text.split(",")), start=1))
+
+
+def directions(text: str) -> tuple[tuple[str, str], ...]:
+    """Some of DIRECTIONS with commas between, as (query, searched)."""
+    words = [word.strip() for word in text.split(",")]
+    if unknown := [word for word in words if word not in DIRECTIONS]:
+        raise argparse.ArgumentTypeError(f"{unknown[0]!r} is none of {', '.join(DIRECTIONS)}")
+    pairs = [word.split("-") for word in DIRECTIONS if word in words]
+    return tuple((query, searched) for query, searched in pairs)
+
+
+def resamples(text: str) -> int:
+    """A whole number from 0 to MOST_RESAMPLES."""
+    if not text.isascii() or not text.isdigit() or int(text) > MOST_RESAMPLES:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 0 to {MOST_RESAMPLES}")
+    return int(text)
+
+
+def _evaluate(given: argparse.Namespace) -> int:
+    from hivlp.index.evaluation.against import differences
+    from hivlp.index.evaluation.tables import tables
+
+    store = store_of(given)
+    with ExitStack() as stack:
+        other = stack.enter_context(_against(given, store))
+        ranks = given.ranks
+        if other is not None and ranks is None:
+            ranks = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "ranks.parquet"
+        report = _measured(given, store, given.index, given.version, ranks).report
+        if other is not None:
+            apart = differences(ranks, other, given.at, given.resamples)
+            report = replace(report, against=given.against, differences=apart)
+    print(tables(report))
+    if given.json is not None:
+        given.json.write_text(report.to_json() + "\n", encoding="utf-8")
+    return DONE
+
+
+def _measured(
+    given: argparse.Namespace,
+    store: SnapshotStore,
+    index: str,
+    version: str | None,
+    ranks: Path | None,
+) -> Evaluation:
+    """One version, measured; `ranks` is where to write those of every query."""
+    from hivlp.index.evaluation.evaluate import evaluate as evaluate_snapshot
+    from hivlp.index.evaluation.ranks_file import RanksWriter
+
+    snapshot, model = _opened(given, store, index, version)
+    settings = _settings(given, snapshot, model)
+    if ranks is None:
+        return evaluate_snapshot(snapshot, model, settings)
+    with RanksWriter(ranks) as writer:
+        return evaluate_snapshot(snapshot, model, settings, writer)
+
+
+def _opened(
+    given: argparse.Namespace, store: SnapshotStore, index: str, version: str | None
+) -> tuple[Snapshot, Model]:
+    from hivlp.index.query_model import query_model
+
+    snapshot = store.open(index, version)
+    return snapshot, query_model(given, store, snapshot.manifest, given.threads)
+
+
+def _settings(
+    given: argparse.Namespace, snapshot: Snapshot, model: Model
+) -> EvaluationSettings:
+    """What was asked for. Raises BuildError where nothing says which rows are right."""
+    from hivlp.index.evaluation.evaluate import EvaluationSettings, Folds
+
+    group = given.group or snapshot.manifest.build.metadata_group
+    if not model.encodes and group is None:
+        raise BuildError(
+            f"index {snapshot.manifest.index!r} holds imported vectors, and nothing says which "
+            "rows answer which: name a metadata column whose equals do with --group. What its "
+            "plans find of the exact answer, `hivlp snapshots verify --recall` measures"
+        )
+    folds = None if given.folds is None else Folds(given.folds, given.fold_size)
+    return EvaluationSettings(
+        sample=given.sample if given.sample != 0 else None if folds else SAMPLE,
+        group=group,
+        at=given.at,
+        folds=folds,
+        keeps=given.cascade,
+        only=given.queries,
+        directions=given.directions,
+        resamples=given.resamples,
+    )
+
+
+@contextmanager
+def _against(given: argparse.Namespace, store: SnapshotStore) -> Iterator[Path | None]:
+    """The ranks file to compare with: the one given, or that of a version measured for it."""
+    from hivlp.index.evaluation.ranks_file import ENDINGS, read_ranks
+
+    if given.against is None:
+        yield None
+    elif given.against.endswith(ENDINGS):
+        read_ranks(Path(given.against))  # before hours of encoding, not after
+        yield Path(given.against)
+    else:
+        index, _, version = given.against.partition("@")
+        with tempfile.TemporaryDirectory() as folder:
+            ranks = Path(folder) / "ranks.parquet"
+            own = argparse.Namespace(**{**vars(given), "artifact": None})
+            _measured(own, store, index, version or None, ranks)
+            yield ranks

@@ -1,0 +1,252 @@
+"""Evaluate an open version with queries from its own corpus.
+
+    report, tallies = evaluate(store.open("default"), model, EvaluationSettings())
+
+Two kinds of recall, never mixed. *R@K*: is a right item among the first K; any of an item's
+captions is right, and so is any item of the same `group` where a metadata column is given. *ANN
+recall@10*: the share of the exact top 10, by exhaustive search of the finest level, that is found.
+A query that is itself in the gallery never counts as its own answer, in neither.
+
+Queries are encoded and measured CHUNK at a time; what is kept is a few numbers a query.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from hivlp.index.build.answers import item_groups
+from hivlp.index.build.model import Model
+from hivlp.index.candidates import RowArray
+from hivlp.index.errors import PlanError
+from hivlp.index.evaluation.bootstrap import RESAMPLES
+from hivlp.index.evaluation.figures import AT, Figures, direction_report
+from hivlp.index.evaluation.gallery import FoldGallery, Gallery
+from hivlp.index.evaluation.measure import Measured, Measurer
+from hivlp.index.evaluation.queries import chunks, encoded, query_ids, query_rows
+from hivlp.index.evaluation.ranks_file import RanksWriter
+from hivlp.index.evaluation.report import EvaluationReport
+from hivlp.index.evaluation.tally import Tally
+from hivlp.index.local_searcher import LocalSearcher
+from hivlp.index.snapshot.snapshot import Snapshot
+from hivlp.models.levels import Modality
+from hivlp.models.runtime.progress import Progress
+
+Directions = tuple[tuple[Modality, Modality], ...]
+DIRECTIONS: Directions = (
+    ("text", "image"),
+    ("image", "text"),
+    ("image", "image"),
+    ("text", "text"),
+)
+"""(query, searched)"""
+
+
+@dataclass(frozen=True, slots=True)
+class Folds:
+    """`count` galleries of `size` items each, in the corpus's order: COCO's 1K is 5 of 1,000."""
+
+    count: int
+    size: int
+
+    def slices(self, items: int) -> list[slice]:
+        """The items of each fold. Raises PlanError where there are too few."""
+        if self.count * self.size > items:
+            raise PlanError(
+                f"{self.count} folds of {self.size} items need {self.count * self.size}; the index "
+                f"has {items}",
+                param="folds",
+                limit=items // self.size,
+            )
+        return [slice(n * self.size, (n + 1) * self.size) for n in range(self.count)]
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationSettings:
+    """`sample` is the most queries of a modality (None: all); `group` a metadata column, or None.
+
+    `at` are the K of R@K; `folds` None is the full gallery; `keeps` the cascade's widths as (level,
+    keep), none for its own; `only` a filter of the items whose queries count; `resamples` those of
+    the bootstrap, 0 for no intervals.
+    """
+
+    sample: int | None = 2_000
+    group: str | None = None
+    at: tuple[int, ...] = AT
+    folds: Folds | None = None
+    keeps: tuple[tuple[int, int], ...] = ()
+    only: object | None = None
+    directions: Directions = DIRECTIONS
+    resamples: int = RESAMPLES
+    quiet: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """The report, and what it was made of."""
+
+    report: EvaluationReport
+    tallies: tuple[Tally, ...]
+
+
+def evaluate(
+    snapshot: Snapshot,
+    model: Model,
+    settings: EvaluationSettings = EvaluationSettings(),
+    ranks: RanksWriter | None = None,
+) -> Evaluation:
+    """Measure an open snapshot, in both cross-modal directions, and within one modality where
+    another right row exists for some query.
+
+    Raises SpaceMismatch; PlanError for an unknown group, for folds or widths that don't fit;
+    FilterError.
+    """
+    manifest = snapshot.manifest
+    model.check_fits(manifest.gallery_space)
+    run = _Run(snapshot, model, settings, ranks)
+    run.all()
+    measured = (run.tallies.get(direction) for direction in settings.directions)
+    tallies = tuple(tally for tally in measured if tally is not None and len(tally))
+    figures = Figures(tallies, settings.at, settings.resamples)
+    report = EvaluationReport(
+        index=manifest.index,
+        version=manifest.version,
+        model=model.name,
+        items=manifest.items,
+        group=settings.group,
+        protocol=_protocol(settings),
+        at=settings.at,
+        unread=run.unread,
+        directions=tuple(direction_report(tally, figures, settings.at) for tally in tallies),
+        summary=figures.summary(),
+        failures=manifest.corpus.failures,
+    )
+    return Evaluation(report, tallies)
+
+
+class _Run:
+    """Goes through folds, query modalities and blocks of queries."""
+
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        model: Model,
+        settings: EvaluationSettings,
+        ranks: RanksWriter | None,
+    ) -> None:
+        self._snapshot, self._model, self._settings = snapshot, model, settings
+        self._ranks = ranks
+        column = settings.group
+        values = None if column is None else snapshot.catalogue.column(column)
+        self._groups = item_groups(values, snapshot.manifest.items)
+        self._searcher = LocalSearcher(snapshot, model.query_encoder)
+        self._rows = query_rows(snapshot, model, settings.only, settings.sample)
+        self.tallies: dict[tuple[Modality, Modality], Tally] = {}
+        self.unread = 0
+
+    def all(self) -> None:
+        """Measure everything."""
+        folds = self._folds()
+        total = sum(len(self._of(fold, query)) for fold in folds for query in self._queries())
+        with Progress("evaluate", total, "row", quiet=self._settings.quiet) as progress:
+            for number, fold in enumerate(folds):
+                measurers = dict(self._measurers(fold))
+                for query in self._queries():
+                    rows = self._of(fold, query)
+                    for chunk in chunks(rows):
+                        own = {key: m for key, m in measurers.items() if key[0] == query}
+                        self._chunk(query, chunk, own, number)
+                        progress.step(len(chunk))
+
+    def _folds(self) -> list[slice | None]:
+        folds = self._settings.folds
+        return [None] if folds is None else [*folds.slices(self._snapshot.manifest.items)]
+
+    def _queries(self) -> list[Modality]:
+        """The modalities that ask, each once."""
+        sides = self._snapshot.sides
+        asked = [q for q, s in self._settings.directions if q in sides and s in sides]
+        return list(dict.fromkeys(asked))
+
+    def _of(self, fold: slice | None, query: Modality) -> RowArray:
+        """The queries of a fold."""
+        rows = self._rows[query]
+        if fold is None:
+            return rows
+        items = self._snapshot.sides[query].row_items[rows]
+        inside: RowArray = rows[(items >= fold.start) & (items < fold.stop)]
+        return inside
+
+    def _measurers(
+        self, fold: slice | None
+    ) -> Iterator[tuple[tuple[Modality, Modality], Measurer]]:
+        sides, settings = self._snapshot.sides, self._settings
+        galleries = {
+            side: Gallery(self._searcher, side, self._groups)
+            if fold is None
+            else FoldGallery(self._searcher, side, self._groups, fold)
+            for side in sides
+        }
+        for query, searched in settings.directions:
+            if query in sides and searched in sides and galleries[searched].size:
+                gallery = galleries[searched]
+                yield (query, searched), Measurer(gallery, query, max(settings.at), settings.keeps)
+
+    def _chunk(
+        self,
+        query: Modality,
+        rows: RowArray,
+        measurers: dict[tuple[Modality, Modality], Measurer],
+        fold: int,
+    ) -> None:
+        side = self._snapshot.sides[query]
+        sampled = encoded(self._snapshot, self._model, side, rows)
+        if query == "image" and self._model.image is not None:
+            self.unread += len(rows) - (0 if sampled is None else len(sampled.queries))
+        if sampled is None:
+            return
+        items = side.row_items[sampled.own_rows]
+        for direction, measurer in measurers.items():
+            tally = self._tally(direction, measurer)
+            measured = measurer.measure(sampled, items, self._groups[items])
+            tally.left_out += len(items) - (0 if measured is None else len(measured))
+            if measured is not None:
+                tally.add(measured, fold)
+                self._write(direction, tally, measured, fold)
+
+    def _tally(self, direction: tuple[Modality, Modality], measurer: Measurer) -> Tally:
+        if direction not in self.tallies:
+            keeps: dict[str, tuple[int, ...]] = {
+                name: tuple(stage.keep for stage in plan.stages)
+                for name, plan in measurer.plans.items()
+            }
+            exits = None if measurer.early is None else measurer.early.exits
+            threshold = None if exits is None else exits.threshold
+            rows = measurer.gallery.size
+            self.tallies[direction] = Tally(*direction, rows, keeps, threshold)
+        return self.tallies[direction]
+
+    def _write(
+        self,
+        direction: tuple[Modality, Modality],
+        tally: Tally,
+        measured: Measured,
+        fold: int,
+    ) -> None:
+        if self._ranks is None:
+            return
+        side = self._snapshot.sides[direction[0]]
+        names = (
+            query_ids(self._snapshot, side, measured.rows),
+            self._snapshot.catalogue.ids(measured.items),
+        )
+        for system, scored in tally.systems_of(measured).items():
+            self._ranks.add(direction, system, fold, names, scored)
+
+
+def _protocol(settings: EvaluationSettings) -> str:
+    """What was searched, in words."""
+    folds = settings.folds
+    if folds is None:
+        return "full gallery"
+    return f"mean of {folds.count} folds of {folds.size} items"
