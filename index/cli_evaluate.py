@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING
 from hivlp.index.arguments import (
     DONE,
     USAGE,
-    add_index,
     json_object,
     parse,
     parser_of,
     positive,
+    share,
     store_of,
 )
+from hivlp.index.build.readers.base import SPLITS
 from hivlp.index.errors import BuildError
 from hivlp.index.snapshot.store import SnapshotStore
 
@@ -41,9 +42,10 @@ def evaluate(arguments: Sequence[str]) -> int:
         "evaluate",
         "Measure R@K, AR, RSUM and ANN recall of an index, by direction, level and plan, with 95 % "
         "intervals.",
-        "hivlp evaluate --index default --json report.json",
+        "hivlp evaluate --index default --json report.json     or     hivlp evaluate --karpathy "
+        "dataset_coco.json --images coco --model .hivlp/artifacts/mine --folds 5 --fold-size 1000",
     )
-    add_index(parser)
+    _add_what(parser)
     parser.add_argument("--group", help="metadata column whose equals count as right")
     _add_protocol(parser)
     parser.add_argument("--json", type=Path, help="write the report to this file too")
@@ -58,11 +60,36 @@ def evaluate(arguments: Sequence[str]) -> int:
     given = parse(parser, arguments)
     if isinstance(given, int):
         return given
-    if (given.folds is None) != (given.fold_size is None):
-        said = "--folds and --fold-size belong together: COCO's 1K is 5 of 1000"
-        print(f"hivlp evaluate: {said}", file=sys.stderr)
+    if (wrong := _contradiction(given)) is not None:
+        print(f"hivlp evaluate: {wrong}", file=sys.stderr)
         return USAGE
     return _evaluate(given)
+
+
+def _add_what(parser: argparse.ArgumentParser) -> None:
+    """Options that say what is measured: an index, or a split that becomes one."""
+    parser.add_argument("--index", help="index name (default: default; of a split, its own)")
+    parser.add_argument("--version", help="version (default: the active one)")
+    parser.add_argument(
+        "--artifact", "--model", type=Path, help="the model (default: the index's own)"
+    )
+    parser.add_argument("--karpathy", help="index a split of this Karpathy JSON first")
+    parser.add_argument("--images", help="folder of its pictures (the JSON's own)")
+    parser.add_argument("--split", choices=SPLITS, default="test", help="which split (test)")
+    parser.add_argument(
+        "--max-failures", type=share, default=0.0, help="share of its items that may fail (0)"
+    )
+
+
+def _contradiction(given: argparse.Namespace) -> str | None:
+    """What is wrong with the options together, or None."""
+    if (given.folds is None) != (given.fold_size is None):
+        return "--folds and --fold-size belong together: COCO's 1K is 5 of 1000"
+    if given.karpathy is None:
+        return "--images belongs to --karpathy" if given.images is not None else None
+    if given.artifact is None:
+        return "--karpathy needs a model to encode with: name it with --artifact"
+    return "--karpathy indexes anew: it has no --version" if given.version is not None else None
 
 
 def _add_protocol(parser: argparse.ArgumentParser) -> None:
@@ -72,7 +99,7 @@ def _add_protocol(parser: argparse.ArgumentParser) -> None:
         "--sample",
         type=sample,
         default=0,
-        help="most queries of a modality, or `all` (2000; all with folds)",
+        help="most queries of a modality, or `all` (2000; all with --folds or --karpathy)",
     )
     parser.add_argument(
         "--queries", type=json_object, help="""items that ask: '{"field": "split", "eq": "test"}'"""
@@ -85,8 +112,7 @@ def _add_protocol(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--directions",
         type=directions,
-        default=directions(",".join(DIRECTIONS)),
-        help=f"what is measured ({','.join(DIRECTIONS)})",
+        help=f"some of {','.join(DIRECTIONS)} (all; the first two with --folds or --karpathy)",
     )
     parser.add_argument(
         "--resamples", type=resamples, default=1_000, help="of the intervals; 0 for none (1000)"
@@ -134,12 +160,15 @@ def _evaluate(given: argparse.Namespace) -> int:
     from hivlp.index.evaluation.tables import tables
 
     store = store_of(given)
+    index = given.index or "default"
+    if given.karpathy is not None:
+        index = _indexed(given, store)
     with ExitStack() as stack:
         other = stack.enter_context(_against(given, store))
         ranks = given.ranks
         if other is not None and ranks is None:
             ranks = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "ranks.parquet"
-        report = _measured(given, store, given.index, given.version, ranks).report
+        report = _measured(given, store, index, given.version, ranks).report
         if other is not None:
             apart = differences(ranks, other, given.at, given.resamples)
             report = replace(report, against=given.against, differences=apart)
@@ -147,6 +176,21 @@ def _evaluate(given: argparse.Namespace) -> int:
     if given.json is not None:
         given.json.write_text(report.to_json() + "\n", encoding="utf-8")
     return DONE
+
+
+def _indexed(given: argparse.Namespace, store: SnapshotStore) -> str:
+    """The index of the split that is named; built."""
+    from hivlp.index.build.model import Model
+    from hivlp.index.evaluation.karpathy import KarpathySplit, index_split
+
+    wanted = KarpathySplit(given.karpathy, given.split, given.images)
+    name = given.index or wanted.index
+    model = Model.load(given.artifact, threads=given.threads)
+    report = index_split(store, wanted, model, name, max_failures=given.max_failures)
+    print(f"index {name} {report.manifest.version}: {report.manifest.items} pictures indexed")
+    if report.failures:
+        print(f"left out {report.failures}, listed in {report.failures_file}")
+    return name
 
 
 def _measured(
@@ -181,7 +225,9 @@ def _settings(
     given: argparse.Namespace, snapshot: Snapshot, model: Model
 ) -> EvaluationSettings:
     """What was asked for. Raises BuildError where nothing says which rows are right."""
+    from hivlp.index.evaluation.evaluate import DIRECTIONS as EVERY
     from hivlp.index.evaluation.evaluate import EvaluationSettings, Folds
+    from hivlp.index.evaluation.figures import CROSS
 
     group = given.group or snapshot.manifest.build.metadata_group
     if not model.encodes and group is None:
@@ -191,14 +237,15 @@ def _settings(
             "plans find of the exact answer, `hivlp snapshots verify --recall` measures"
         )
     folds = None if given.folds is None else Folds(given.folds, given.fold_size)
+    benchmark = folds is not None or given.karpathy is not None
     return EvaluationSettings(
-        sample=given.sample if given.sample != 0 else None if folds else SAMPLE,
+        sample=given.sample if given.sample != 0 else None if benchmark else SAMPLE,
         group=group,
         at=given.at,
         folds=folds,
         keeps=given.cascade,
         only=given.queries,
-        directions=given.directions,
+        directions=given.directions or (CROSS if benchmark else EVERY),
         resamples=given.resamples,
     )
 
