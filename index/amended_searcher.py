@@ -22,7 +22,7 @@ from hivlp.index.errors import NoSuchItem, PlanError
 from hivlp.index.filters import Expression
 from hivlp.index.local_searcher import LocalSearcher
 from hivlp.index.masks import BoolArray, Mask, RowMask
-from hivlp.index.searcher import FoundItem, SnapshotInfo
+from hivlp.index.searcher import FoundItem, SnapshotInfo, StoredStates
 from hivlp.index.snapshot.delta import Delta, merged
 from hivlp.index.snapshot.snapshot import Snapshot
 from hivlp.models.levels import FloatArray, Modality
@@ -169,6 +169,16 @@ class AmendedSearcher:
             )
         built = None if names is None else [name for name in names if name in own]
         return [self._metadata(item_id, names, built) for item_id in item_ids]
+
+    def stored_states(self, rows: RowArray) -> StoredStates | None:
+        """States of built rows; changed items have none. None where the version keeps none."""
+        built = rows < self._delta.built_rows("image")
+        found = self._built.stored_states(rows[built])
+        if found is None:
+            return None
+        known = np.zeros(len(rows), np.bool_)
+        known[built] = found.known
+        return replace(found, known=known)
 
     def image_ref(self, item_id: str) -> str | None:
         """The picture's reference, or None. Raises NoSuchItem."""

@@ -70,6 +70,12 @@ def build(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("--threads", type=positive, default=1, help="encoder threads (1)")
     parser.add_argument(
+        "--store-states",
+        action="store_true",
+        help="keep pictures' token states for the model's re-ranker, which makes re-ranking cheap "
+        "and takes room: tokens x width x 2 bytes a picture, and as much in the cache",
+    )
+    parser.add_argument(
         "--forget-changes",
         action="store_true",
         help="the corpus alone, without items that were put or deleted since",
@@ -163,6 +169,7 @@ def _build(given: argparse.Namespace) -> int:
     from hivlp.index.build.corpus import CorpusOptions, open_corpus
     from hivlp.index.build.explain import table
     from hivlp.index.build.model import Model
+    from hivlp.index.snapshot.layout import STATES
 
     store = store_of(given)
     corpus = open_corpus(given.corpus, CorpusOptions(given.split, given.images, given.aliases))
@@ -177,16 +184,19 @@ def _build(given: argparse.Namespace) -> int:
         rows_type=given.rows,
         build_threads=given.build_threads or available_threads(),
         wishes=wishes_of(given),
+        store_states=given.store_states,
         forget_changes=given.forget_changes,
         activate=not given.no_activate,
     )
-    report = build_index(
-        corpus, Model.load(artifact, threads=given.threads), store, given.index, settings
-    )
+    model = Model.load(artifact, threads=given.threads, rerank=given.store_states)
+    report = build_index(corpus, model, store, given.index, settings)
     manifest = report.manifest
     sides = ", ".join(f"{side.rows} {name} rows" for name, side in manifest.sides.items())
     print(f"{given.index} {manifest.version}: {manifest.items} items, {sides}")
     print(f"encoded {report.fresh} pictures and texts; the others were in the cache")
+    if (kept := manifest.states) is not None:
+        size = manifest.files[STATES].size_bytes / 2**20
+        print(f"states: {kept.tokens} x {kept.width} numbers a picture, {size:.1f} MiB")
     if report.failures:
         print(f"left out {report.failures}, listed in {report.failures_file}")
     for note in report.notes:

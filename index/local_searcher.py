@@ -13,9 +13,9 @@ from hivlp.index.cascade import Plan, PlanRequest, Stage, run_stage
 from hivlp.index.errors import NoSuchItem
 from hivlp.index.filters import Expression
 from hivlp.index.level_index import LevelIndex
-from hivlp.index.masks import Mask, RowMask
+from hivlp.index.masks import BoolArray, Mask, RowMask
 from hivlp.index.plans import make_plan
-from hivlp.index.searcher import FoundItem, SnapshotInfo
+from hivlp.index.searcher import FoundItem, SnapshotInfo, StoredStates
 from hivlp.index.snapshot.snapshot import Side, Snapshot
 from hivlp.models.levels import FloatArray, Modality
 
@@ -185,6 +185,18 @@ class LocalSearcher:
     ) -> list[dict[str, Any]]:
         """Metadata of items, all columns or the named ones. Raises NoSuchItem, PlanError."""
         return self.snapshot.catalogue.metadata(item_ids, names)
+
+    def stored_states(self, rows: RowArray) -> StoredStates | None:
+        """States of rows of the image side; None where the version keeps none at all.
+
+        A row whose first token is all zeros has none: nothing was encoded, or it was erased.
+        """
+        side, record = self._side("image"), self.snapshot.manifest.states
+        if side is None or side.states is None or record is None:
+            return None
+        states = side.states.take(rows, axis=0).reshape(len(rows), record.tokens, record.width)
+        known: BoolArray = np.any(states[:, 0], axis=1)
+        return StoredStates(record.space, known, states[known])
 
     def image_ref(self, item_id: str) -> str | None:
         """The picture's reference as the corpus gave it, or None. Raises NoSuchItem."""

@@ -10,10 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 from hivlp.index.candidates import Candidates, RowArray
 from hivlp.index.cascade import Plan, PlanRequest, Stage
 from hivlp.index.filters import Expression
-from hivlp.index.masks import Mask
+from hivlp.index.masks import BoolArray, Mask
 from hivlp.models.levels import FloatArray, GalleryKind, LevelSpec, Modality
 
 
@@ -45,6 +48,18 @@ class FoundItem:
     row: int
     score: float
     text: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StoredStates:
+    """What a version keeps of pictures for re-rankers of one `space` (their `states_space`).
+
+    `known` (n,) says which rows have states; those of these, in order, are `states` (known, m, d).
+    """
+
+    space: str
+    known: BoolArray
+    states: npt.NDArray[np.float16] = field(repr=False)
 
 
 class Searcher(Protocol):
@@ -98,6 +113,9 @@ class Searcher(Protocol):
         self, item_ids: Sequence[str], names: Sequence[str] | None
     ) -> list[dict[str, Any]]:
         """Metadata of items, all columns or the named ones. Raises NoSuchItem, PlanError."""
+
+    def stored_states(self, rows: RowArray) -> StoredStates | None:
+        """States of rows of the image side; None where the version keeps none at all."""
 
     def image_ref(self, item_id: str) -> str | None:
         """Where an item's picture lies, as the corpus gave it, or None. Raises NoSuchItem."""

@@ -60,6 +60,9 @@ class Reranker(Protocol):
     def image_states(self, images: Sequence[RgbImage], *, until: float | None = None) -> FloatArray:
         """(n, m, d) float32 states of pictures, as the image tower leaves them."""
 
+    def prepared_states(self, pixels: FloatArray, *, until: float | None = None) -> FloatArray:
+        """The same of pictures that the image tower has prepared: (n, 3, height, width) float32."""
+
     def match(
         self, texts: TextStates, images: StatesArray, *, until: float | None = None
     ) -> FloatArray:

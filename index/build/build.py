@@ -28,6 +28,7 @@ from hivlp.index.build.assemble import (
     write_side,
 )
 from hivlp.index.build.choice import Means, choose
+from hivlp.index.build.embeddings import FOLDER as EMBEDDINGS
 from hivlp.index.build.embeddings import EmbeddingCache
 from hivlp.index.build.encode import (
     LIMITS,
@@ -46,6 +47,7 @@ from hivlp.index.build.readers.base import Corpus
 from hivlp.index.build.sample import sample_queries
 from hivlp.index.build.served import useless_graph, without_graph
 from hivlp.index.build.spool import ItemSpool
+from hivlp.index.build.states import keeping_states
 from hivlp.index.build.upserts import Workshop
 from hivlp.index.build.wishes import Wishes
 from hivlp.index.candidates import RowArray
@@ -61,6 +63,7 @@ from hivlp.index.snapshot.manifest import (
     OptionRecord,
     SideRecord,
     SnapshotManifest,
+    StatesRecord,
 )
 from hivlp.index.snapshot.store import SnapshotStore, Staging, check_index_name
 from hivlp.index.snapshot.uploads import FOLDER as UPLOADS
@@ -81,8 +84,9 @@ class BuildSettings:
 
     `wishes` say which family and codes are wanted, or the limits to choose them within.
     `build_threads` build graphs: with more than one, the same rows give another graph each time.
-    `workers` threads read and decode pictures. `forget_changes`: the version holds the corpus
-    alone, without what was put or deleted since.
+    `workers` threads read and decode pictures. `store_states` keeps pictures' token states for the
+    model's re-ranker. `forget_changes`: the version holds the corpus alone, without what was put or
+    deleted since.
     """
 
     batch_size: int = 32
@@ -95,6 +99,7 @@ class BuildSettings:
     rows_type: RowsType = "fp32"
     wishes: Wishes = field(default_factory=Wishes)
     build_threads: int = 1
+    store_states: bool = False
     forget_changes: bool = False
     activate: bool = True
     quiet: bool = False
@@ -124,6 +129,7 @@ class _Draft:
     graphs: dict[Modality, tuple[int, ...]] = field(default_factory=dict)
     measured: Measured = field(default_factory=Measured)
     gate: dict[str, float] = field(default_factory=dict)
+    states: StatesRecord | None = None
     notes: list[str] = field(default_factory=list)
 
 
@@ -163,7 +169,8 @@ def _build_index(
     width = sum(model.gallery_dims)
     folding = Folding.begin(store, name, forget=settings.forget_changes)
     with (
-        EmbeddingCache(cache_folder / "embeddings", model.gallery_space, width) as cache,
+        EmbeddingCache(cache_folder / EMBEDDINGS, model.gallery_space, width) as cache,
+        keeping_states(cache_folder, model, wanted=settings.store_states) as kept,
         ItemSpool(builds) as spool,
         store.stage(name),  # nothing is written there: whoever erases must see this build
     ):
@@ -171,7 +178,8 @@ def _build_index(
             FailureLog(failures_file) as failures,
             Progress(f"encode {name}", corpus.count(), quiet=settings.quiet) as progress,
         ):
-            means = EncodeMeans(cache, spool, failures, settings.batch_size, settings.workers)
+            size, workers = settings.batch_size, settings.workers
+            means = EncodeMeans(cache, spool, failures, size, workers, kept)
             if folding is not None and overlay is None:
                 overlay = folding.overlay(model.gallery_space, texts=corpus.is_untyped())
             encoded = encode_corpus(corpus, model, means, progress, overlay)
@@ -180,6 +188,8 @@ def _build_index(
         with store.stage(name) as staging:
             draft = _Draft(staging, encoded)
             _assemble(draft, model, cache, settings)
+            if kept is not None and (side := draft.sides.get("image")) is not None:
+                draft.states = kept.write(staging.path, encoded.items, side.size)
             _encode_queries(draft, corpus, model, settings)
             _choose(draft, model, settings)
             sides = _gate(draft)
@@ -201,7 +211,7 @@ def _build_index(
 def _workshop(store: SnapshotStore, name: str, model: Model) -> Workshop:
     """What changes made during the build are encoded again with, where that is needed."""
     shape = Shape(tuple(model.levels), model.gallery)
-    cache = store.home / "cache" / "embeddings"
+    cache = store.home / "cache" / EMBEDDINGS
     space, folder = model.gallery_space, store.root / name
     return Workshop(model.image, model.text, shape, space, cache, folder, LIMITS, MAX_TEXT_CHARS)
 
@@ -390,6 +400,7 @@ def _manifest(
         retrieval=tuple(draft.measured.retrieval),
         paces=tuple(draft.measured.paces),
         gate=draft.gate,
+        states=draft.states,
         files={path.relative_to(folder).as_posix(): file_record(path) for path in files},
     )
 

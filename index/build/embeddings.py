@@ -1,5 +1,8 @@
 """The embedding cache: what was encoded once in a gallery space is never encoded again.
 
+Pictures' token states, where they are kept for a re-ranker, are cached in the same way in
+`cache/states/<states_space>.sqlite`, as float16.
+
 One SQLite file per gallery space, `cache/embeddings/<gallery_space>.sqlite`, with the table
 `vectors(key BLOB PRIMARY KEY, numbers BLOB)`: the key is the sha256 of the modality, a zero byte
 and the content (a picture file's bytes, a cleaned text's UTF-8); the numbers are float32,
@@ -16,12 +19,16 @@ import sqlite3
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import Any, ClassVar, Self
 
 import numpy as np
+import numpy.typing as npt
 
 from hivlp.index.errors import BuildError
 from hivlp.models.levels import FloatArray, Modality
 
+FOLDER, STATES_FOLDER = "embeddings", "states"
+"""Below the state folder's `cache`: of vectors, and of pictures' token states."""
 LOOKUP = 500
 WAIT_S = 60.0
 
@@ -31,8 +38,10 @@ def content_key(modality: Modality, content: bytes) -> bytes:
     return hashlib.sha256(modality.encode() + b"\0" + content).digest()
 
 
-class EmbeddingCache:
-    """Vectors of `width` numbers by key. For one thread; several builds may share the file."""
+class NumberCache:
+    """`width` numbers of a `kind` by key. For one thread; several builds may share the file."""
+
+    kind: ClassVar[str]
 
     def __init__(self, folder: Path, gallery_space: str, width: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -48,7 +57,7 @@ class EmbeddingCache:
         except sqlite3.Error as error:
             raise BuildError(f"{self.path}: the embedding cache can't be used: {error}") from error
 
-    def __enter__(self) -> EmbeddingCache:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -66,8 +75,8 @@ class EmbeddingCache:
             there.update(key for key, _ in self._select("key, 1", part))
         return [key for key in dict.fromkeys(keys) if key not in there]
 
-    def get(self, keys: Sequence[bytes]) -> FloatArray:
-        """(n, width) float32 in the order of `keys`. Raises BuildError for one that is absent."""
+    def _rows(self, keys: Sequence[bytes]) -> npt.NDArray[Any]:
+        """(n, width) in the order of `keys`. Raises BuildError for one that is absent."""
         found = {}
         for part in _parts(keys):
             found.update(dict(self._select("key, numbers", part)))
@@ -75,14 +84,15 @@ class EmbeddingCache:
             blob = b"".join(found[key] for key in keys)
         except KeyError as error:
             raise BuildError(f"{self.path}: an embedding is gone; run the build again") from error
-        if len(blob) != 4 * self._width * len(keys):
+        kind = np.dtype(self.kind)
+        if len(blob) != kind.itemsize * self._width * len(keys):
             raise BuildError(f"{self.path}: vectors of another width; remove this file")
-        return np.frombuffer(blob, dtype="<f4").reshape(len(keys), self._width)
+        return np.frombuffer(blob, dtype=kind).reshape(len(keys), self._width)
 
-    def put(self, keys: Iterable[bytes], vectors: FloatArray) -> None:
-        """Keep (n, width) float32 vectors, durably, before returning."""
+    def put(self, keys: Iterable[bytes], vectors: npt.NDArray[Any]) -> None:
+        """Keep (n, width) numbers, durably, before returning."""
         assert vectors.shape[1] == self._width, vectors.shape
-        rows = np.ascontiguousarray(vectors, dtype="<f4")
+        rows = np.ascontiguousarray(vectors, dtype=self.kind)
         pairs = [(key, row.tobytes()) for key, row in zip(keys, rows, strict=True)]
         try:
             with self._base:
@@ -91,7 +101,7 @@ class EmbeddingCache:
             raise BuildError(f"{self.path}: can't be written: {error}") from error
 
     def keys_of(self, digests: Collection[str]) -> list[bytes]:
-        """The keys of vectors by the sha256 of their numbers, as float32 or as float16.
+        """The keys of vectors by the sha256 of their numbers, as they are or as float16.
 
         Reads the whole file.
         """
@@ -99,7 +109,7 @@ class EmbeddingCache:
             return []
         found = []
         for key, numbers in self._base.execute("SELECT key, numbers FROM vectors"):
-            half = np.frombuffer(numbers, "<f4").astype("<f2").tobytes()
+            half = np.frombuffer(numbers, self.kind).astype("<f2").tobytes()
             if any(hashlib.sha256(n).hexdigest() in digests for n in (numbers, half)):
                 found.append(key)
         return found
@@ -132,6 +142,30 @@ class EmbeddingCache:
             return self._base.execute(query, list(keys)).fetchall()
         except sqlite3.Error as error:
             raise BuildError(f"{self.path}: can't be read: {error}") from error
+
+
+class EmbeddingCache(NumberCache):
+    """Gallery vectors of `width` numbers by key, float32."""
+
+    kind = "<f4"
+
+    def get(self, keys: Sequence[bytes]) -> FloatArray:
+        """(n, width) float32 in the order of `keys`. Raises BuildError for one that is absent."""
+        return self._rows(keys)
+
+
+class StatesCache(NumberCache):
+    """Pictures' token states by key, float16: `width` is tokens x width of a token."""
+
+    kind = "<f2"
+
+    def get(self, keys: Sequence[bytes]) -> npt.NDArray[np.float16]:
+        """(n, width) float16 in the order of `keys`; zeros for one that is absent."""
+        there = set(keys) - set(self.missing(keys))
+        found = np.zeros((len(keys), self._width), self.kind)
+        known = [key in there for key in keys]
+        found[known] = self._rows([key for key in keys if key in there])
+        return found
 
 
 def _parts(keys: Sequence[bytes]) -> Iterable[Sequence[bytes]]:

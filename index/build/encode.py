@@ -17,13 +17,15 @@ from types import TracebackType
 from typing import Generic, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
-from hivlp.index.build.embeddings import EmbeddingCache, content_key
+from hivlp.index.build.embeddings import EmbeddingCache, NumberCache, content_key
 from hivlp.index.build.items import BadItem, Item
 from hivlp.index.build.model import Model
 from hivlp.index.build.overlay import Overlay
 from hivlp.index.build.readers.base import Corpus
 from hivlp.index.build.spool import EncodedItem, ItemSpool
+from hivlp.index.build.states import KeptStates
 from hivlp.index.errors import BuildError, CorpusError
 from hivlp.index.pictures import MAX_PICTURE_BYTES, read_picture
 from hivlp.models.encoder import EncoderBatch
@@ -97,13 +99,17 @@ class Encoded:
 
 @dataclass(frozen=True, slots=True)
 class EncodeMeans:
-    """What encoding works with: `workers` threads read and decode, `batch_size` inputs a batch."""
+    """What encoding works with: `workers` threads read and decode, `batch_size` inputs a batch.
+
+    `states` keeps pictures' token states (None: none are made).
+    """
 
     cache: EmbeddingCache
     spool: ItemSpool
     failures: FailureLog
     batch_size: int = 32
     workers: int = WORKERS
+    states: KeptStates | None = None
 
 
 def encode_corpus(
@@ -143,16 +149,16 @@ def _window(found: Iterator[Item | BadItem]) -> list[Item | BadItem]:
 
 
 class _Queue(Generic[Waiting]):
-    """Inputs waiting for a full batch of one tower; `join` makes the batch of them."""
+    """Inputs waiting for a full batch of one encoder; `join` makes the batch of them."""
 
     def __init__(
         self,
-        encode_gallery: Callable[[EncoderBatch], tuple[EarlyOutput, ...]],
+        encode: Callable[[EncoderBatch], npt.NDArray[np.floating]],
         join: Callable[[list[Waiting]], EncoderBatch],
-        cache: EmbeddingCache,
+        cache: NumberCache,
         size: int,
     ) -> None:
-        self._encode = encode_gallery
+        self._encode = encode
         self._join = join
         self._cache = cache
         self._size = size
@@ -173,8 +179,7 @@ class _Queue(Generic[Waiting]):
         """Encode what waits. Raises BuildError where the encoder answers NaN or Inf."""
         if not self._waiting:
             return
-        outputs = self._encode(self._join(list(self._waiting.values())))
-        vectors = np.concatenate([output.vectors for output in outputs], axis=1)
+        vectors = self._encode(self._join(list(self._waiting.values())))
         if not np.isfinite(vectors).all():
             bad = np.flatnonzero(~np.isfinite(vectors).all(axis=1)).tolist()
             raise BuildError(f"the encoder answered NaN or Inf for rows {bad} of a batch")
@@ -189,12 +194,15 @@ class _Job:
         self._model = model
         self._failures = means.failures
         self._images: _Queue[EncoderBatch] | None = None
+        self._states: _Queue[EncoderBatch] | None = None
         self._texts: _Queue[str] | None = None
         cache, size = means.cache, means.batch_size
         if (image := model.image) is not None:
-            self._images = _Queue(image.encode_gallery, _together, cache, size)
+            self._images = _Queue(_joined(image.encode_gallery), _together, cache, size)
+        if (states := means.states) is not None:
+            self._states = _Queue(states.encode, _together, states.cache, size)
         if (text := model.text) is not None:
-            self._texts = _Queue(text.encode_gallery, text.prepare, cache, size)
+            self._texts = _Queue(_joined(text.encode_gallery), text.prepare, cache, size)
         self._cache = cache
         self.encoded = Encoded(means.spool)
 
@@ -214,6 +222,8 @@ class _Job:
             if queue is not None:
                 queue.flush()
                 self.encoded.fresh += queue.encoded
+        if self._states is not None:
+            self._states.flush()
 
     def _keep(self, item: Item, image_key: bytes | None) -> None:
         if item.vectors:
@@ -291,16 +301,22 @@ class _Job:
             content_key("image", content) if isinstance(content, bytes) else content
             for content in contents
         ]
-        missing = self._images.missing([key for key in keys if isinstance(key, bytes)])
-        fresh = [i for i, key in enumerate(keys) if isinstance(key, bytes) and key in missing]
+        known = [key for key in keys if isinstance(key, bytes)]
+        missing = self._images.missing(known)
+        stateless = set() if self._states is None else self._states.missing(known)
+        wanted = missing | stateless
+        fresh = [i for i, key in enumerate(keys) if isinstance(key, bytes) and key in wanted]
         prepared = pool.map(self._prepare, [items[i] for i in fresh], [contents[i] for i in fresh])
         for i, batch in zip(fresh, prepared, strict=True):
             key = keys[i]
             assert isinstance(key, bytes)
             if isinstance(batch, BadItem):
                 keys[i] = batch
-            else:
+                continue
+            if key in missing:
                 self._images.add(key, batch)
+            if self._states is not None and key in stateless:
+                self._states.add(key, batch)
         return keys
 
     def _read(self, item: Item) -> bytes | BadItem | None:
@@ -321,6 +337,17 @@ class _Job:
             return self._model.image.prepare([decode_image(content, LIMITS)])
         except ImageError as error:
             return BadItem(item.image or item.place or item.id, item.id, error.message)
+
+
+def _joined(
+    encode_gallery: Callable[[EncoderBatch], tuple[EarlyOutput, ...]],
+) -> Callable[[EncoderBatch], npt.NDArray[np.floating]]:
+    """All levels of a gallery vector one after the other: a batch to (n, numbers)."""
+
+    def encode(batch: EncoderBatch) -> npt.NDArray[np.floating]:
+        return np.concatenate([output.vectors for output in encode_gallery(batch)], axis=1)
+
+    return encode
 
 
 def _together(batches: Sequence[EncoderBatch]) -> EncoderBatch:

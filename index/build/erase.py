@@ -25,7 +25,14 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from hivlp.index.build.embeddings import EmbeddingCache, content_key
+from hivlp.index.build.embeddings import (
+    FOLDER,
+    STATES_FOLDER,
+    EmbeddingCache,
+    NumberCache,
+    StatesCache,
+    content_key,
+)
 from hivlp.index.build.rewrite import rewritten, side_rows
 from hivlp.index.candidates import RowArray
 from hivlp.index.errors import BuildError, CorpusError, SnapshotError
@@ -222,6 +229,9 @@ def _row_hashes(held: Held, side: Modality, rows: RowArray) -> Iterator[str]:
     arrays = [np.load(held.path / name, mmap_mode="r", allow_pickle=False) for name in names]
     for row in rows.tolist():
         yield hashlib.sha256(b"".join(array[row].tobytes() for array in arrays)).hexdigest()
+    if side == "image" and manifest.states is not None:
+        states = np.load(held.path / layout.STATES, mmap_mode="r", allow_pickle=False)
+        yield from (hashlib.sha256(states[row].tobytes()).hexdigest() for row in rows.tolist())
 
 
 def _removed(
@@ -256,14 +266,17 @@ def _gone(builds: Sequence[Path], wait_s: float) -> list[Path]:
 
 
 def _forget_vectors(store: SnapshotStore, traces: Traces) -> int:
-    """Remove the items' vectors from every embedding cache, by content and by the numbers."""
+    """Remove the items' vectors and states from every cache, by content and by the numbers."""
     if not traces.hashes:
         return 0
     keys = {bytes.fromhex(key) for key in traces.keys}
-    folder, removed = store.home / "cache" / "embeddings", 0
-    for file in sorted(folder.glob("*.sqlite")) if folder.is_dir() else ():
-        with EmbeddingCache(folder, file.stem, 0) as cache:
-            removed += cache.forget(keys.union(cache.keys_of(traces.vectors)))
+    caches: dict[str, type[NumberCache]] = {FOLDER: EmbeddingCache, STATES_FOLDER: StatesCache}
+    removed = 0
+    for name, kind in caches.items():
+        folder = store.home / "cache" / name
+        for file in sorted(folder.glob("*.sqlite")) if folder.is_dir() else ():
+            with kind(folder, file.stem, 0) as cache:
+                removed += cache.forget(keys.union(cache.keys_of(traces.vectors)))
     return removed
 
 

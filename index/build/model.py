@@ -9,23 +9,35 @@ from hivlp.index.errors import BuildError
 from hivlp.models.encoder import Encoder, EncoderBatch, RgbImage
 from hivlp.models.errors import SpaceMismatch
 from hivlp.models.levels import FloatArray, GalleryKind, LevelSpec
-from hivlp.models.runtime.loading import load_encoders
+from hivlp.models.reranker import Reranker
+from hivlp.models.runtime.loading import load_encoders, load_reranker
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """Towers of one artifact: `name` and `path` are recorded in what is built with them."""
+    """Towers of one artifact: `name` and `path` are recorded in what is built with them.
+
+    `reranker` is loaded only where it is asked for.
+    """
 
     name: str
     path: Path
     text: Encoder[str] | None
     image: Encoder[RgbImage] | None
+    reranker: Reranker | None = None
 
     @staticmethod
-    def load(path: Path, *, threads: int = 1) -> Model:
-        """Open an artifact. Raises ArtifactError, MissingExtra."""
+    def load(path: Path, *, threads: int = 1, rerank: bool = False) -> Model:
+        """Open an artifact; `rerank`: its re-ranker too, which it must have.
+
+        Raises ArtifactError, MissingExtra, BuildError where there is no re-ranker.
+        """
         loaded = load_encoders(path, threads=threads)
-        return Model(loaded.artifact.manifest.name, path.resolve(), loaded.text, loaded.image)
+        name = loaded.artifact.manifest.name
+        reranker = load_reranker(loaded.artifact, threads=threads) if rerank else None
+        if rerank and reranker is None:
+            raise BuildError(f"the model {name!r} has no re-ranker")
+        return Model(name, path.resolve(), loaded.text, loaded.image, reranker)
 
     @property
     def towers(self) -> tuple[Encoder[str] | Encoder[RgbImage], ...]:

@@ -1,7 +1,8 @@
 """A version written anew without some items: what `erase` publishes.
 
-Rows become zeros, codes are made of those, texts, metadata and coded columns are written without
-the items, whose places nobody has from then on; what says nothing of them is shared.
+Rows and pictures' states become zeros, codes are made of those, texts, metadata and coded columns
+are written without the items, whose places nobody has from then on; what says nothing of them is
+shared.
 """
 
 from __future__ import annotations
@@ -195,6 +196,9 @@ class _Rewrite:
             name = layout.maskable_file(side)
             self._gone.add(name)
             write_level(self._to / name, rows[1], record.maskable)
+        if side == "image" and manifest.states is not None:
+            self._gone.add(layout.STATES)
+            self._zeroed(layout.STATES, gone)
         if side == "text":
             self._gone.add(layout.TEXTS)
             texts = self._held.texts()

@@ -11,6 +11,7 @@ ITEM_ORDINALS = "item_ordinals.npy"
 TEXTS = "text/texts.arrow"
 ERASED = "erased.npy"
 ROTATION = "rotation.npy"
+STATES = "image/states.npy"
 TABLE_SUFFIX = ".arrow"
 
 

@@ -20,7 +20,7 @@ from hivlp.index.plans import WidthKey, WidthPoint
 from hivlp.models.artifact import UNSEALED, FileRecord, broken_seal, sealed_json
 from hivlp.models.levels import GalleryKind, LevelSpec, Modality
 
-FORMAT_VERSION = 4
+FORMAT_VERSION = 5
 MANIFEST_NAME = "manifest.json"
 
 
@@ -195,6 +195,18 @@ class OptionRecord(_Part):
     reason: str
 
 
+class StatesRecord(_Part):
+    """Token states of pictures that the version keeps for a re-ranker. Since format 5.
+
+    `space` is the re-ranker's `states_space`; each picture has `tokens` states of `width` numbers,
+    fp16: 2 x tokens x width bytes a row of image/states.npy.
+    """
+
+    space: str = Field(pattern=r"^[0-9a-f]{64}$")
+    tokens: int = Field(ge=1)
+    width: int = Field(ge=1)
+
+
 class CorpusRecord(_Part):
     """Where the items came from: relative image references start at `root`."""
 
@@ -280,7 +292,7 @@ class SnapshotManifest(_Part):
     codes but flat ones, no graphs and no fp16 rows.
     """
 
-    format_version: Literal[1, 2, 3, 4] = 4
+    format_version: Literal[1, 2, 3, 4, 5] = 5
     seal: str = Field(default=UNSEALED, pattern=r"^[0-9a-f]{64}$")
     index: str
     version: str
@@ -305,6 +317,7 @@ class SnapshotManifest(_Part):
     retrieval: tuple[RetrievalRecord, ...] = ()
     paces: tuple[PaceRecord, ...] = ()
     gate: dict[str, float] = {}
+    states: StatesRecord | None = None
     changes: ChangesRecord | None = None
     amended_from: str | None = None
     files: dict[str, FileRecord]

@@ -80,6 +80,7 @@ def by_need(snapshot: Snapshot) -> list[str]:
             last in ("row_items.npy", "item_hashes.npy", "item_ordinals.npy"),
             last.endswith(".arrow"),
             last.endswith(".faiss"),
+            last != "states.npy",  # a few rows of many are read, and only to re-rank
         )
         return next((place for place, is_it in enumerate(kinds) if is_it), len(kinds)), name
 

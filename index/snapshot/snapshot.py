@@ -64,7 +64,8 @@ class Side:
 
     The best `rows_for_items[n - 1]` rows are sure to hold n different items. `graphs` are the
     levels that a graph stage can walk, none in the scan family or without FAISS. `maskable` is
-    level 1 in codes that take a mask, where its own don't.
+    level 1 in codes that take a mask, where its own don't. `states` (N, m x d) float16 are token
+    states of pictures, zeros where a row has none; None where the version keeps none.
     """
 
     modality: Modality
@@ -75,6 +76,7 @@ class Side:
     texts: Any = None
     graphs: Mapping[int, LevelIndex] = field(default_factory=dict)
     maskable: LevelIndex | None = None
+    states: npt.NDArray[np.float16] | None = None
 
     @property
     def size(self) -> int:
@@ -340,7 +342,15 @@ class _Opener:
         }
         maskable = self._maskable(side, rows)
         needed = _rows_for_items(row_items)
-        return Side(side, levels, rows, row_items, needed, texts, graphs, maskable)
+        states = self._states(count) if side == "image" else None
+        return Side(side, levels, rows, row_items, needed, texts, graphs, maskable, states)
+
+    def _states(self, count: int) -> npt.NDArray[np.float16] | None:
+        record = self._manifest.states
+        if record is None:
+            return None
+        shape = (count, record.tokens * record.width)
+        return cast("npt.NDArray[np.float16]", self._array(layout.STATES, shape, np.float16))
 
     def _rows(self, side: Modality, count: int) -> dict[int, LevelRows]:
         specs = self._manifest.specs

@@ -40,7 +40,8 @@ class OwnVectors(Model):
     def of(manifest: SnapshotManifest) -> OwnVectors:
         """What the queries of an imported version are."""
         space, queried_by = manifest.gallery_space, manifest.query_encoder
-        return OwnVectors(manifest.model, Path(), None, None, manifest.specs, space, queried_by)
+        name, specs = manifest.model, manifest.specs
+        return OwnVectors(name, Path(), None, None, None, specs, space, queried_by)
 
     @property
     def levels(self) -> tuple[LevelSpec, ...]:
