@@ -43,12 +43,17 @@ class LevelScore(_Answer):
 
 
 class Hit(_Answer):
-    """One result. `text` is the caption that matched, when texts were searched."""
+    """One result. `text` is the caption that matched, when texts were searched.
+
+    `match` is the re-ranker's probability that text and picture belong together, of hits that were
+    re-ranked; `score` stays that of `level`.
+    """
 
     id: str
     rank: int
     score: float
     level: int
+    match: float | None = None
     metadata: dict[str, Any] | None = None
     text: str | None = None
     explain: list[LevelScore] | None = None
@@ -159,6 +164,8 @@ class IndexInfo(_Answer):
     items: int
     rows: dict[Modality, int]
     queries: list[Modality] = Field(description="What it can be asked with, besides items.")
+    rerank: bool = Field(description="Whether its model has a re-ranker.")
+    states: bool = Field(description="Whether it keeps pictures' states for that re-ranker.")
 
 
 class IndexList(_Answer):
@@ -186,6 +193,15 @@ class SourceInfo(_Answer):
     attribution: str
 
 
+class RerankerInfo(_Answer):
+    """A model's re-ranker, and the states that an index may keep for it of each picture."""
+
+    layers: int
+    image_tokens: int
+    image_width: int
+    states_space: str
+
+
 class ModelInfo(_Answer):
     """A model served here."""
 
@@ -193,6 +209,7 @@ class ModelInfo(_Answer):
     gallery_space: str
     query_encoder: str
     precision: str
+    reranker: RerankerInfo | None
     levels: dict[Modality, list[LevelInfo]]
     measured: dict[str, float]
     sources: list[SourceInfo]
@@ -205,7 +222,7 @@ class InfoAnswer(_Answer):
     version: str
     indexes: list[IndexInfo]
     models: list[ModelInfo]
-    limits: dict[str, int]
+    limits: dict[str, int | float]
     request_id: str
 
 

@@ -27,9 +27,10 @@ from hivlp.models.artifact import MANIFEST_NAME, ArtifactManifest, read_manifest
 from hivlp.models.encoder import Encoder
 from hivlp.models.errors import ArtifactError, HivlpError, SpaceMismatch
 from hivlp.models.levels import Modality
-from hivlp.models.runtime.loading import load_encoders
+from hivlp.models.runtime.loading import load_encoders, load_reranker
 from hivlp.models.runtime.memory import available_memory
 from hivlp.models.runtime.providers import check_distributions
+from hivlp.models.runtime.threads import available_threads
 from hivlp.service.queries import ImageQuery, Query, Setting, VectorQuery, text_query
 from hivlp.service.schemas import SearchOptions
 from hivlp.service.serving import Catalogue, NoModel, QueryModel, ServedModel, ServedVersion
@@ -146,7 +147,7 @@ class Loader:
             return NoModel(manifest.model, manifest.gallery_space, manifest.query_encoder)
         model = self._models.get(path)
         if model is None:
-            model = self._models[path] = _load_model(path, self._settings.threads.encoder)
+            model = self._models[path] = _load_model(path, self._settings)
         return model
 
 
@@ -276,12 +277,14 @@ def _artifact_folders(settings: Settings, manifest: SnapshotManifest) -> Iterato
             yield path
 
 
-def _load_model(path: Path, threads: int) -> ServedModel:
+def _load_model(path: Path, settings: Settings) -> ServedModel:
     # No executor of its own: the pipeline runs the encoder ahead, and only where it helps.
-    loaded = load_encoders(path, threads=threads, ahead=None)
+    loaded = load_encoders(path, threads=settings.threads.encoder, ahead=None)
     towers: dict[Modality, Encoder[Any] | None] = {"text": loaded.text, "image": loaded.image}
     encoders = {side: tower for side, tower in towers.items() if tower is not None}
-    return ServedModel(loaded.artifact.manifest, encoders)
+    threads = settings.threads.reranker or available_threads()
+    reranker = load_reranker(loaded.artifact, threads=threads)
+    return ServedModel(loaded.artifact.manifest, encoders, reranker)
 
 
 def warm(served: ServedVersion, limits: Limits) -> None:

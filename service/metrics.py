@@ -86,6 +86,13 @@ class Metrics:
             ("level",),
             registry=self.registry,
         )
+        self.degraded = Counter(
+            "hivlp_degraded_total",
+            "Answers that are less than what was asked for, by what was left out.",
+            ("reason",),
+            registry=self.registry,
+        )
+        self.degraded.labels("rerank")  # 0 is a figure too
         self.candidates = Histogram(
             "hivlp_candidates",
             "Candidates kept by a level.",

@@ -83,7 +83,8 @@ class Pipeline:
                 self._count_cache("shared")
                 return _repeated(await asyncio.shield(flight), timeline)
             self._count_cache("miss")
-            setting = Setting(searcher, model, options.modality, self._limits, timeline)
+            limits, pictures = self._limits, served.pictures
+            setting = Setting(searcher, model, options.modality, limits, timeline, pictures)
             # The flight owns the lease from here on: it may outlive the request that began it.
             work = self._compute(key, query, options, setting, held.pop_all())
         flight = self._flights[key] = asyncio.create_task(work)
@@ -118,6 +119,8 @@ class Pipeline:
             )
         self._metrics.observe_spans(setting.timeline.spans)
         self._metrics.exit_level.labels(str(answer["exit_level"])).inc()
+        if answer["degraded"]:
+            self._metrics.degraded.labels("rerank").inc()
         if not (answer["degraded"] or answer["partial"]):
             await self._cache.set(key, orjson.dumps(answer, default=str))
         return answer
@@ -145,12 +148,14 @@ class Pipeline:
 
 
 def _key(query: Query, options: SearchOptions, searcher: Searcher, model: QueryModel) -> str:
+    reranker = model.reranker if options.rerank else None
     return answer_key(
         query_encoder=model.query_encoder,
         index=searcher.info.index,
         version=searcher.info.version,
         kind=query.kind,
         content=query.content(),
+        reranker=None if reranker is None else reranker.identity,
         parameters=options.model_dump(exclude={"index", "snapshot", *OWN_FIELDS}),
     )
 

@@ -7,7 +7,7 @@ levels are cut from it. Everything here runs in a worker thread, except `content
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,7 +15,8 @@ import orjson
 
 from hivlp.index.errors import NoSuchItem
 from hivlp.index.searcher import Searcher
-from hivlp.models.encoder import Encoder, EncoderBatch
+from hivlp.index.snapshot.uploads import PictureRoots
+from hivlp.models.encoder import Encoder, EncoderBatch, RgbImage
 from hivlp.models.errors import InputError
 from hivlp.models.levels import EarlyOutput, FloatArray, Modality, nested_prefix, normalise
 from hivlp.models.runtime.images import ImageLimits, decode_image
@@ -29,23 +30,28 @@ MODALITIES: tuple[Modality, Modality] = ("image", "text")
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A query under way. `exclude` is an item that must not be among the hits."""
+    """A query under way. `exclude` is an item that must not be among the hits.
+
+    `content` is the text or the picture, where the query is one.
+    """
 
     modality: Modality
     outputs: Iterator[EarlyOutput]
     truncated: bool = False
     exclude: str | None = None
+    content: str | RgbImage | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What a query is opened in."""
+    """What a query is opened in; `pictures` is where those of the items lie."""
 
     searcher: Searcher
     model: QueryModel
     searched: Modality
     limits: Limits
     timeline: Timeline
+    pictures: PictureRoots = field(default_factory=PictureRoots)
 
 
 class Query(Protocol):
@@ -84,7 +90,7 @@ class TextQuery:
         encoder = setting.model.encoder("text", self.param)
         with setting.timeline.measure("decode"):
             batch = _prepare(encoder, self.text, self.param)
-        return Opened("text", encoder.encode(batch), batch.truncated[0])
+        return Opened("text", encoder.encode(batch), batch.truncated[0], content=self.text)
 
 
 def text_query(text: str, limits: Limits, param: str = "query") -> TextQuery:
@@ -111,7 +117,7 @@ class ImageQuery:
         with setting.timeline.measure("decode"):
             picture = decode_image(self.data, image_limits(limits))
             batch = _prepare(encoder, picture, "image")
-        return Opened("image", encoder.encode(batch))
+        return Opened("image", encoder.encode(batch), content=picture)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 from pydantic_core import PydanticCustomError
 
 from hivlp.index.filters import parse_filter
+from hivlp.index.reranking import DEFAULT_RERANKED
 from hivlp.models.errors import InputError
 from hivlp.models.levels import Modality
 from hivlp.service.errors import not_available
@@ -77,8 +78,16 @@ class SearchOptions(_Strict):
         default=True, description="All metadata, none, or the named columns."
     )
     explain: bool = Field(default=False, description="Score and rank of each hit at every level.")
-    rerank: bool = Field(default=False, description="Not available yet.")
-    rerank_k: int | None = Field(default=None, ge=1, description="Not available yet.")
+    rerank: bool = Field(
+        default=False,
+        description="Score the first hits again with the model's cross-modal encoder, and sort "
+        "them by what it says.",
+    )
+    rerank_k: int = Field(
+        default=DEFAULT_RERANKED,
+        ge=1,
+        description="How many of the first hits, `offset` included, are scored again.",
+    )
     plan: PlanChoice = Field(
         default="auto",
         description="`cascade` searches each level as its output arrives, `funnel` encodes fully "
@@ -97,7 +106,13 @@ class SearchOptions(_Strict):
         "that later ones would not answer better.",
     )
     min_score: float | None = Field(default=None, description="Not available yet.")
-    deadline_ms: float | None = Field(default=None, gt=0, description="Not available yet.")
+    deadline_ms: float | None = Field(
+        default=None,
+        gt=0,
+        allow_inf_nan=False,
+        description="With `rerank`: milliseconds from the arrival of the request by which it must "
+        "be re-ranked, or is answered as it was found. Not available without.",
+    )
 
 
 class TextSearch(SearchOptions):
@@ -184,6 +199,7 @@ def check_limits(options: SearchOptions, limits: Limits) -> None:
     for param, value, limit in (
         ("k", options.k, limits.max_k),
         ("offset", options.offset, limits.max_offset),
+        ("rerank_k", options.rerank_k if options.rerank else 0, limits.max_rerank_k),
     ):
         if value > limit:
             raise _over(param, value, limit)
@@ -193,9 +209,16 @@ def check_limits(options: SearchOptions, limits: Limits) -> None:
 
 
 def _check_available(options: SearchOptions) -> None:
-    for param in ("rerank", "rerank_k", "min_score", "deadline_ms"):
-        if getattr(options, param) != SearchOptions.model_fields[param].default:
-            raise not_available(param, f"{param} is not available in this version")
+    if options.min_score is not None:
+        raise not_available("min_score", "min_score is not available in this version")
+    if options.rerank:
+        return
+    if options.deadline_ms is not None:
+        message = "deadline_ms is available with rerank only in this version"
+        raise not_available("deadline_ms", message)
+    if "rerank_k" in options.model_fields_set:
+        message = "rerank_k: it says how many hits are re-ranked, and rerank is false"
+        raise InputError("invalid_value", message, param="rerank_k")
 
 
 def _over(param: str, value: int, limit: int) -> InputError:

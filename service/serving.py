@@ -23,6 +23,7 @@ from hivlp.models.artifact import ArtifactManifest
 from hivlp.models.encoder import Encoder
 from hivlp.models.errors import InputError
 from hivlp.models.levels import Modality
+from hivlp.models.reranker import Reranker
 from hivlp.service.errors import not_available
 
 
@@ -45,6 +46,10 @@ class QueryModel(Protocol):
     def encoders(self) -> Mapping[Modality, Encoder[Any]]:
         """Its towers by what they encode."""
 
+    @property
+    def reranker(self) -> Reranker | None:
+        """Its cross-modal encoder, where it has one."""
+
     def encoder(self, modality: Modality, param: str) -> Encoder[Any]:
         """The tower of a modality. Raises InputError where there is none."""
 
@@ -55,6 +60,7 @@ class ServedModel:
 
     manifest: ArtifactManifest
     encoders: Mapping[Modality, Encoder[Any]]
+    reranker: Reranker | None = None
 
     @property
     def name(self) -> str:
@@ -91,6 +97,11 @@ class NoModel:
     def encoders(self) -> Mapping[Modality, Encoder[Any]]:
         """None."""
         return {}
+
+    @property
+    def reranker(self) -> None:
+        """None."""
+        return None
 
     def encoder(self, modality: Modality, param: str) -> Encoder[Any]:
         """Raises InputError, saying what can be asked instead."""

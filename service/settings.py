@@ -23,6 +23,7 @@ from pydantic_settings import (
 
 from hivlp.index.backends.choose import Backend
 from hivlp.index.build.upserts import MAX_TEXTS
+from hivlp.index.reranking import DEFAULT_RERANKED
 from hivlp.models.errors import HivlpError
 from hivlp.models.runtime.threads import available_threads
 
@@ -51,6 +52,9 @@ class Limits(_Part):
     max_k: int = Field(default=1_000, ge=1)
     max_offset: int = Field(default=10_000, ge=0)
     max_keep: int = Field(default=100_000, ge=1)
+    max_rerank_k: int = Field(default=100, ge=DEFAULT_RERANKED)
+    # Milliseconds that re-ranking may take once the levels are done; then it is left out.
+    max_rerank_ms: float = Field(default=2_000.0, gt=0, le=600_000)
     max_batch: int = Field(default=32, ge=1)
     # Accepted and waiting for a worker; beyond workers + max_queue the answer is 429.
     max_queue: int = Field(default=64, ge=0)
@@ -84,10 +88,14 @@ class CacheSettings(_Part):
 
 
 class Threads(_Part):
-    """`workers` run searches (None: the cores this process may use); `encoder` is per stage."""
+    """`workers` run searches (None: the cores this process may use); `encoder` is per stage.
+
+    `reranker` run the pairs of one search (None: the cores again, it is most of a search's work).
+    """
 
     workers: int | None = Field(default=None, ge=1)
     encoder: int = Field(default=1, ge=1)
+    reranker: int | None = Field(default=None, ge=1)
 
 
 class ChangeSettings(_Part):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import closing
 from typing import Any
@@ -19,6 +19,7 @@ from hivlp.index.searcher import FoundItem, Searcher
 from hivlp.models.levels import EarlyOutput, Modality
 from hivlp.service.overlap import Found, early_outputs, levels_wanted, run_plan
 from hivlp.service.queries import Opened, Query, Setting
+from hivlp.service.reranking import Ranking, items_needed, reranked, reranker_of
 from hivlp.service.schemas import SearchOptions
 
 
@@ -27,6 +28,7 @@ def find(
 ) -> dict[str, Any]:
     """Everything of an answer that depends on the query and not on the request."""
     _check_side(setting.searcher, options.modality)
+    reranker = reranker_of(query, options, setting)
     opened = query.open(setting)
     mask = _mask(options, setting)
     plan = _plan(query, options, setting, opened, mask)
@@ -35,9 +37,13 @@ def find(
         outputs = early_outputs(outputs, levels_wanted(plan), ahead, setting.timeline)
     with closing(_closable(outputs)) as stream:  # an early exit leaves some of it unread
         found = run_plan(setting.searcher, plan, options.modality, stream, setting.timeline, mask)
+    ranking = None
+    if reranker is not None:
+        ranking = reranked(reranker, options, setting, opened, found)
     with setting.timeline.measure("metadata"):
-        items = _items(options, setting.searcher, found, opened.exclude)
-        hits = _hits(options, setting.searcher, found, items)
+        if ranking is None:
+            ranking = Ranking(_items(options, setting.searcher, found, opened.exclude))
+        hits = _hits(options, setting.searcher, found, ranking)
     return {
         "hits": hits,
         "returned": len(hits),
@@ -46,7 +52,7 @@ def find(
         "model": setting.model.name,
         "plan": plan.name,
         "exit_level": found.level,
-        "degraded": False,
+        "degraded": ranking.degraded,
         "partial": False,
         "truncated": opened.truncated,
     }
@@ -90,7 +96,7 @@ def _plan(
     request = PlanRequest(
         searched=options.modality,
         query=opened.modality,
-        need=options.k + options.offset + (opened.exclude is not None),
+        need=items_needed(options) + (opened.exclude is not None),
         name=at_once if idle else options.plan,
         keeps=tuple((width.level, width.keep) for width in options.cascade),
         max_level=options.max_level,
@@ -122,10 +128,10 @@ def _items(
 
 
 def _hits(
-    options: SearchOptions, searcher: Searcher, found: Found, items: list[FoundItem]
+    options: SearchOptions, searcher: Searcher, found: Found, ranking: Ranking
 ) -> list[dict[str, Any]]:
     hits = []
-    for place, item in enumerate(items):
+    for place, item in enumerate(ranking.items):
         assert math.isfinite(item.score), (item.id, item.score)
         hit: dict[str, Any] = {
             "id": item.id,
@@ -133,12 +139,14 @@ def _hits(
             "score": item.score,
             "level": found.level,
         }
+        if item.row in ranking.matches:
+            hit["match"] = ranking.matches[item.row]
         if item.text is not None:
             hit["text"] = item.text
         hits.append(hit)
     _add_metadata(options, searcher, hits)
     if options.explain:
-        _add_explanations(options, searcher, found, items, hits)
+        _add_explanations(options, searcher, found, ranking.items, hits)
     return hits
 
 
@@ -155,7 +163,7 @@ def _add_explanations(
     options: SearchOptions,
     searcher: Searcher,
     found: Found,
-    items: list[FoundItem],
+    items: Sequence[FoundItem],
     hits: list[dict[str, Any]],
 ) -> None:
     """Per level: the exact score of the hit, and its place among what that level kept."""

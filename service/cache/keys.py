@@ -20,9 +20,13 @@ def answer_key(
     version: str,
     kind: str,
     content: bytes,
+    reranker: str | None = None,
     parameters: Mapping[str, Any],
 ) -> str:
-    """sha256 (64 hex digits) over encoder, snapshot, preprocessing, parameters and input."""
+    """sha256 (64 hex digits) over encoder, snapshot, preprocessing, parameters and input.
+
+    `reranker` is the identity of the one that sorted the answer, None where none did.
+    """
     parts = {
         "answer": ANSWER_VERSION,
         "preprocessing": PREPROCESSING_VERSION,
@@ -30,6 +34,7 @@ def answer_key(
         "index": index,
         "version": version,
         "kind": kind,
+        "reranker": reranker,
         "content": hashlib.sha256(content).hexdigest(),
         "parameters": parameters,
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
@@ -12,6 +13,7 @@ from hivlp.service.openapi import ERRORS
 from hivlp.service.serving import Catalogue
 from hivlp.service.state import state_of
 
+NO_ROWS = np.empty(0, np.int64)
 router = APIRouter(prefix="/indexes", tags=["indexes"], responses=ERRORS)
 
 
@@ -42,6 +44,8 @@ def describe_index(catalogue: Catalogue, name: str) -> dict[str, Any]:
     """One index as `/indexes` and `/info` show it."""
     with catalogue.lease(name) as served:
         info, encoders = served.searcher.info, served.model.encoders
+        reranker, stored = served.model.reranker, served.searcher.stored_states(NO_ROWS)
+    keeps = reranker is not None and stored is not None and stored.space == reranker.states_space
     return {
         "name": info.index,
         "snapshot": info.version,
@@ -53,4 +57,6 @@ def describe_index(catalogue: Catalogue, name: str) -> dict[str, Any]:
         "items": info.items,
         "rows": dict(info.rows),
         "queries": sorted(encoders),
+        "rerank": reranker is not None,
+        "states": keeps,
     }

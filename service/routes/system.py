@@ -8,7 +8,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from hivlp.models.artifact import ArtifactManifest
+from hivlp.models.artifact import ArtifactManifest, RerankerRecord
 from hivlp.service import health
 from hivlp.service.answers import HealthAnswer, InfoAnswer, json_response
 from hivlp.service.metrics import CONTENT_TYPE
@@ -68,12 +68,18 @@ async def metrics(request: Request) -> Response:
     return Response(state_of(request).metrics.exposition(), media_type=CONTENT_TYPE)
 
 
+def _describe_reranker(record: RerankerRecord) -> dict[str, Any]:
+    fields = {"layers", "image_tokens", "image_width", "states_space"}
+    return record.model_dump(include=fields)
+
+
 def _describe_model(manifest: ArtifactManifest) -> dict[str, Any]:
     return {
         "name": manifest.name,
         "gallery_space": manifest.gallery_space,
         "query_encoder": manifest.query_encoder,
         "precision": manifest.precision,
+        "reranker": None if manifest.reranker is None else _describe_reranker(manifest.reranker),
         "levels": {
             tower.modality: [{"level": s.level, "dim": s.dim} for s in tower.levels]
             for tower in manifest.towers

@@ -10,7 +10,7 @@ from hivlp.index.build.corpus import open_corpus
 from hivlp.index.build.model import Model
 from hivlp.index.snapshot.store import SnapshotStore
 from hivlp.models.levels import GalleryKind
-from tests.tiny_artifact import COLOURS, make_tiny_artifact, png, solid
+from tests.tiny_artifact import COLOURS, Likes, make_tiny_artifact, png, solid
 
 ATTRIBUTION = "Squares drawn by a test"
 
@@ -36,11 +36,19 @@ def make_corpus(folder: Path) -> Path:
     return folder
 
 
-def make_home(home: Path, corpus: Path, gallery: GalleryKind = "nested") -> Path:
-    """A model and an index `default` of the corpus."""
-    artifact = make_tiny_artifact(home / "artifacts" / "tiny", gallery=gallery)
-    settings = BuildSettings(quiet=True, sample=20)
-    build_index(open_corpus(corpus), Model.load(artifact), SnapshotStore(home), "default", settings)
+def make_home(
+    home: Path,
+    corpus: Path,
+    gallery: GalleryKind = "nested",
+    *,
+    reranker: Likes | None = None,
+    states: bool = False,
+) -> Path:
+    """A model and an index `default` of the corpus; `states` keeps those of the re-ranker."""
+    artifact = make_tiny_artifact(home / "artifacts" / "tiny", gallery=gallery, reranker=reranker)
+    settings = BuildSettings(quiet=True, sample=20, store_states=states)
+    model = Model.load(artifact, rerank=states)
+    build_index(open_corpus(corpus), model, SnapshotStore(home), "default", settings)
     return home
 
 

@@ -23,7 +23,7 @@ from hivlp.index.filter_masks import FilterMasks
 from hivlp.index.filters import Expression
 from hivlp.index.masks import RowMask
 from hivlp.index.plans import make_plan
-from hivlp.index.searcher import FoundItem, SnapshotInfo
+from hivlp.index.searcher import FoundItem, SnapshotInfo, StoredStates
 from hivlp.index.snapshot.coded import code_column
 from hivlp.index.snapshot.live import NotKept
 from hivlp.index.snapshot.uploads import PictureRoots
@@ -194,6 +194,9 @@ class FakeSearcher:
         full = [{"name": one.title(), "length": len(one)} for one in item_ids]
         wanted = ("name", "length") if names is None else names
         return [{name: row[name] for name in wanted} for row in full]
+
+    def stored_states(self, rows: RowArray) -> StoredStates | None:
+        return None
 
     def image_ref(self, item_id: str) -> str | None:
         self.row_of(item_id, "image")

@@ -138,7 +138,11 @@ FIELDS: list[tuple[str, dict[str, Any], str, str]] = [
         "filter.and.0.eq",
     ),
     ("rerank", {**GOOD, "rerank": True}, "not_available", "rerank"),
-    ("rerank_k", {**GOOD, "rerank_k": 5}, "not_available", "rerank_k"),
+    ("rerank_k", {**GOOD, "rerank_k": 5}, "invalid_value", "rerank_k"),
+    ("no rerank_k", {**GOOD, "rerank": True, "rerank_k": 0}, "out_of_range", "rerank_k"),
+    ("much rerank_k", {**GOOD, "rerank": True, "rerank_k": 101}, "out_of_range", "rerank_k"),
+    ("rerank as text", {**GOOD, "rerank": "yes"}, "invalid_value", "rerank"),
+    ("no deadline", {**GOOD, "rerank": True, "deadline_ms": 0}, "out_of_range", "deadline_ms"),
     (
         "early exit of a funnel",
         {**GOOD, "early_exit": True, "plan": "funnel"},
