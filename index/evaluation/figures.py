@@ -100,7 +100,7 @@ def direction_report(tally: Tally, figures: Figures, at: Sequence[int]) -> Direc
         left_out=tally.left_out,
         rows=tally.rows,
         systems={name: figures.system(tally, name) for name in tally.systems},
-        by_width={level: by_width(sizes[max(sizes)], max(sizes)) for level, sizes in tops.items()},
+        by_width={n: by_width(tops[n][max(tops[n])], max(tops[n])) for n in sorted(tops)},
         width_needed=width_needed(tops[min(tops)]) if tops else {},
         thresholds=tuple(threshold_curve(stages, at)) if stages is not None else (),
     )
