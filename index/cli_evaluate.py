@@ -23,6 +23,7 @@ from hivlp.index.arguments import (
 )
 from hivlp.index.build.readers.base import SPLITS
 from hivlp.index.errors import BuildError
+from hivlp.index.reranking import DEFAULT_RERANKED
 from hivlp.index.snapshot.store import SnapshotStore
 
 if TYPE_CHECKING:
@@ -55,6 +56,15 @@ def evaluate(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--against",
         help="a ranks file, or INDEX or INDEX@VERSION: print the paired difference to it",
+    )
+    parser.add_argument(
+        "--rerank",
+        type=positive,
+        nargs="?",
+        const=DEFAULT_RERANKED,
+        default=0,
+        metavar="N",
+        help=f"re-rank the cascade's first N rows too ({DEFAULT_RERANKED}); needs a re-ranker",
     )
     parser.add_argument("--threads", type=positive, default=1, help="encoder threads (1)")
     given = parse(parser, arguments)
@@ -185,7 +195,7 @@ def _indexed(given: argparse.Namespace, store: SnapshotStore) -> str:
 
     wanted = KarpathySplit(given.karpathy, given.split, given.images)
     name = given.index or wanted.index
-    model = Model.load(given.artifact, threads=given.threads)
+    model = Model.load(given.artifact, threads=given.threads, rerank=given.rerank > 0)
     report = index_split(store, wanted, model, name, max_failures=given.max_failures)
     print(f"index {name} {report.manifest.version}: {report.manifest.items} pictures indexed")
     if report.failures:
@@ -218,12 +228,11 @@ def _opened(
     from hivlp.index.query_model import query_model
 
     snapshot = store.open(index, version)
-    return snapshot, query_model(given, store, snapshot.manifest, given.threads)
+    rerank = given.rerank > 0
+    return snapshot, query_model(given, store, snapshot.manifest, given.threads, rerank=rerank)
 
 
-def _settings(
-    given: argparse.Namespace, snapshot: Snapshot, model: Model
-) -> EvaluationSettings:
+def _settings(given: argparse.Namespace, snapshot: Snapshot, model: Model) -> EvaluationSettings:
     """What was asked for. Raises BuildError where nothing says which rows are right."""
     from hivlp.index.evaluation.evaluate import DIRECTIONS as EVERY
     from hivlp.index.evaluation.evaluate import EvaluationSettings, Folds
@@ -247,6 +256,7 @@ def _settings(
         only=given.queries,
         directions=given.directions or (CROSS if benchmark else EVERY),
         resamples=given.resamples,
+        rerank=given.rerank,
     )
 
 

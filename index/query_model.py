@@ -12,11 +12,16 @@ from hivlp.index.snapshot.store import SnapshotStore
 
 
 def query_model(
-    given: argparse.Namespace, store: SnapshotStore, manifest: SnapshotManifest, threads: int = 1
+    given: argparse.Namespace,
+    store: SnapshotStore,
+    manifest: SnapshotManifest,
+    threads: int = 1,
+    *,
+    rerank: bool = False,
 ) -> Model:
     """The artifact named or recorded; imported vectors that were never calibrated with one have
     none, and are their own queries. Raises ArtifactError, MissingExtra.
     """
     if manifest.imported is not None and given.artifact is None and not manifest.artifact:
         return OwnVectors.of(manifest)
-    return Model.load(model_of(given, store, manifest), threads=threads)
+    return Model.load(model_of(given, store, manifest), threads=threads, rerank=rerank)

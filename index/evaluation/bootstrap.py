@@ -48,9 +48,7 @@ class Column:
         return float((sums[counts > 0] / counts[counts > 0]).mean())
 
 
-def resampled(
-    columns: Sequence[Column], resamples: int = RESAMPLES, seed: int = SEED
-) -> Numbers:
+def resampled(columns: Sequence[Column], resamples: int = RESAMPLES, seed: int = SEED) -> Numbers:
     """(resamples, columns): every figure computed anew from items drawn with replacement.
 
     NaN where a draw leaves a figure without queries, as it may with very few items.

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from hivlp.index.build.answers import item_groups
 from hivlp.index.build.model import Model
 from hivlp.index.candidates import RowArray
-from hivlp.index.errors import PlanError
+from hivlp.index.errors import BuildError, PlanError
 from hivlp.index.evaluation.bootstrap import RESAMPLES
 from hivlp.index.evaluation.figures import AT, Figures, direction_report
 from hivlp.index.evaluation.gallery import FoldGallery, Gallery
@@ -26,6 +26,7 @@ from hivlp.index.evaluation.measure import Measured, Measurer
 from hivlp.index.evaluation.queries import chunks, encoded, query_ids, query_rows
 from hivlp.index.evaluation.ranks_file import RanksWriter
 from hivlp.index.evaluation.report import EvaluationReport
+from hivlp.index.evaluation.reranked import Reranking, with_reranked
 from hivlp.index.evaluation.tally import Tally
 from hivlp.index.local_searcher import LocalSearcher
 from hivlp.index.snapshot.snapshot import Snapshot
@@ -67,7 +68,8 @@ class EvaluationSettings:
 
     `at` are the K of R@K; `folds` None is the full gallery; `keeps` the cascade's widths as (level,
     keep), none for its own; `only` a filter of the items whose queries count; `resamples` those of
-    the bootstrap, 0 for no intervals.
+    the bootstrap, 0 for no intervals. `rerank` is how many of the cascade's rows the model's
+    re-ranker scores again (0: none).
     """
 
     sample: int | None = 2_000
@@ -78,6 +80,7 @@ class EvaluationSettings:
     only: object | None = None
     directions: Directions = DIRECTIONS
     resamples: int = RESAMPLES
+    rerank: int = 0
     quiet: bool = False
 
 
@@ -99,7 +102,7 @@ def evaluate(
     another right row exists for some query.
 
     Raises SpaceMismatch; PlanError for an unknown group, for folds or widths that don't fit;
-    FilterError.
+    FilterError; BuildError where the model has no re-ranker and one is asked for.
     """
     manifest = snapshot.manifest
     model.check_fits(manifest.gallery_space)
@@ -120,6 +123,7 @@ def evaluate(
         directions=tuple(direction_report(tally, figures, settings.at) for tally in tallies),
         summary=figures.summary(),
         failures=manifest.corpus.failures,
+        reranked=settings.rerank,
     )
     return Evaluation(report, tallies)
 
@@ -141,14 +145,25 @@ class _Run:
         self._groups = item_groups(values, snapshot.manifest.items)
         self._searcher = LocalSearcher(snapshot, model.query_encoder)
         self._rows = query_rows(snapshot, model, settings.only, settings.sample)
+        if settings.rerank and model.reranker is None:
+            raise BuildError(f"rerank: the model {model.name!r} has no re-ranker")
+        self._reranking: Reranking | None = None
         self.tallies: dict[tuple[Modality, Modality], Tally] = {}
         self.unread = 0
 
     def all(self) -> None:
         """Measure everything."""
         folds = self._folds()
-        total = sum(len(self._of(fold, query)) for fold in folds for query in self._queries())
+        total = sum(
+            len(self._of(fold, query)) * self._passes(query)
+            for fold in folds
+            for query in self._queries()
+        )
         with Progress("evaluate", total, "row", quiet=self._settings.quiet) as progress:
+            if self._settings.rerank and self._model.reranker is not None:
+                self._reranking = Reranking(
+                    self._searcher, self._model.reranker, self._groups, progress.step
+                )
             for number, fold in enumerate(folds):
                 measurers = dict(self._measurers(fold))
                 for query in self._queries():
@@ -167,6 +182,11 @@ class _Run:
         sides = self._snapshot.sides
         asked = [q for q, s in self._settings.directions if q in sides and s in sides]
         return list(dict.fromkeys(asked))
+
+    def _passes(self, query: Modality) -> int:
+        """How often progress passes over the queries of a modality: once more to re-rank them."""
+        pairs = (q == query and q != s for q, s in self._settings.directions)
+        return 1 + (self._settings.rerank > 0 and any(pairs))
 
     def _of(self, fold: slice | None, query: Modality) -> RowArray:
         """The queries of a fold."""
@@ -190,7 +210,11 @@ class _Run:
         for query, searched in settings.directions:
             if query in sides and searched in sides and galleries[searched].size:
                 gallery = galleries[searched]
-                yield (query, searched), Measurer(gallery, query, max(settings.at), settings.keeps)
+                most, depth = max(settings.at), settings.rerank if query != searched else 0
+                yield (
+                    (query, searched),
+                    Measurer(gallery, query, most, settings.keeps, depth),
+                )
 
     def _chunk(
         self,
@@ -211,6 +235,9 @@ class _Run:
             measured = measurer.measure(sampled, items, self._groups[items])
             tally.left_out += len(items) - (0 if measured is None else len(measured))
             if measured is not None:
+                if self._reranking is not None and direction[0] != direction[1]:
+                    again = self._reranking.scored(measured, *direction)
+                    measured = with_reranked(measured, again)
                 tally.add(measured, fold)
                 self._write(direction, tally, measured, fold)
 

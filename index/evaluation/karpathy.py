@@ -47,7 +47,8 @@ def index_split(
     workers: int = 2,
     quiet: bool = False,
 ) -> BuildReport:
-    """Build index `name` from a split, level 1 scanned exactly, and make it active.
+    """Build index `name` from a split, level 1 scanned exactly, and make it active; with token
+    states of the pictures where the model is loaded with its re-ranker.
 
     Pictures that are missing change every figure, so by default none may be. Raises CorpusError,
     also for a file that is no Karpathy JSON; BuildError.
@@ -60,6 +61,7 @@ def index_split(
         workers=workers,
         wishes=Wishes(family="scan", level1="flat", must=()),
         forget_changes=True,
+        store_states=model.reranker is not None,
         quiet=quiet,
     )
     return build_index(corpus, model, store, name, settings)

@@ -21,7 +21,7 @@ from hivlp.index.evaluation.counting import Counter, Counts, Ranker, Tops, score
 from hivlp.index.evaluation.gallery import Gallery
 from hivlp.index.evaluation.plain import ANN_K
 from hivlp.index.evaluation.queries import SEED, Sampled
-from hivlp.models.levels import FloatArray, Modality
+from hivlp.models.levels import Modality
 
 PLANS: tuple[PlanName, ...] = ("cascade", "funnel")
 LEAST_GALLERY = 100
@@ -66,8 +66,8 @@ class Measured:
     """n queries: their `rows` in their own side, their `items` and `folds` (n,), each system.
 
     `stages` is None where no early exit was calibrated; `tops[level][size]` are the ranks at a
-    level of each query's exact top 10 in a gallery of `size` sampled rows, (n, k); `heads` the
-    first rows that each plan found, in the side's numbers, -1 where there are fewer.
+    level of each query's exact top 10 in a gallery of `size` sampled rows, (n, k); `heads` the first
+    rows (n, depth) that each plan found, in the side's numbers, -1 where there are fewer.
     """
 
     rows: RowArray
@@ -83,6 +83,10 @@ class Measured:
     def without_heads(self) -> Measured:
         """The same numbers without the rows."""
         return replace(self, heads={})
+
+    def with_systems(self, systems: Mapping[str, Scored]) -> Measured:
+        """The same queries of other systems."""
+        return replace(self, systems=systems)
 
 
 class Measurer:
@@ -106,9 +110,7 @@ class Measurer:
         need = max(most, ANN_K, depth) + self._same
         self.plans: dict[PlanName, Plan] = {
             name: gallery.plan(
-                PlanRequest(
-                    gallery.searched, query, need, name, keeps if name == "cascade" else ()
-                )
+                PlanRequest(gallery.searched, query, need, name, keeps if name == "cascade" else ())
             )
             for name in PLANS
         }

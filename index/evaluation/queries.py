@@ -47,7 +47,7 @@ def sample_queries(
     found: dict[Modality, Sampled] = {}
     unread = 0
     for side in snapshot.sides.values():
-        rows = _sampled(snapshot, model, side, findable(snapshot, side), limit, rng)
+        rows = _sampled(model, side, findable(snapshot, side), limit, rng)
         sampled = encoded(snapshot, model, side, rows)
         if side.modality == "image" and model.image is not None:
             unread = len(rows) - (0 if sampled is None else len(sampled.queries))
@@ -71,7 +71,7 @@ def query_rows(
         if only is not None:
             allowed = snapshot.filters.rows(parse_filter(only), side.modality, side.row_items)
             rows = rows[allowed.allowed[rows]]
-        found[side.modality] = _sampled(snapshot, model, side, rows, limit, rng)
+        found[side.modality] = _sampled(model, side, rows, limit, rng)
     if only is not None and not any(len(rows) for rows in found.values()):
         raise PlanError("no item of the index is allowed by it", param="queries")
     return found
@@ -84,7 +84,6 @@ def findable(snapshot: Snapshot, side: Side) -> RowArray:
 
 
 def _sampled(
-    snapshot: Snapshot,
     model: Model,
     side: Side,
     rows: RowArray,

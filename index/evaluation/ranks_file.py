@@ -15,7 +15,6 @@ what it needs are `query`, `item`, `from`, `to`, `system` and `rank`.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
@@ -80,7 +79,7 @@ class RanksWriter:
     ) -> None:
         self._sink.close()
         if kind is None:
-            os.replace(self._partial, self._path)
+            self._partial.replace(self._path)
         else:
             self._partial.unlink(missing_ok=True)
 
@@ -130,7 +129,10 @@ class _Lines:
 
 
 def read_ranks(path: Path) -> Any:
-    """A ranks file as an Arrow table: five texts, `rank` and `ann10` as float64. Raises BuildError naming what is wrong."""
+    """A ranks file as an Arrow table: five texts, `rank` and `ann10` as float64.
+
+    Raises BuildError naming what is wrong.
+    """
     check_ranks_name(path)
     try:
         table = pq.read_table(path) if path.suffix == ".parquet" else _read_lines(path)

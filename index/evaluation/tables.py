@@ -39,6 +39,8 @@ def head(report: EvaluationReport) -> Iterator[str]:
             f"{report.failures} pictures or captions of the corpus are not in the index: figures "
             "of a benchmark need all"
         )
+    if report.reranked:
+        yield f"re-ranked: the cascade's first {report.reranked} rows"
     if report.group is not None:
         yield f"any item of the same {report.group!r} is right"
 
@@ -46,7 +48,9 @@ def head(report: EvaluationReport) -> Iterator[str]:
 def direction_title(report: DirectionReport) -> str:
     """One direction in words."""
     left = f", {report.left_out} without a right row left out" if report.left_out else ""
-    return f"{report.query} to {report.searched}: {report.queries} queries{left}, {report.rows} rows"
+    return (
+        f"{report.query} to {report.searched}: {report.queries} queries{left}, {report.rows} rows"
+    )
 
 
 def _table(report: DirectionReport, at: Sequence[int]) -> str:

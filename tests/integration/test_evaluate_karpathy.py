@@ -127,6 +127,25 @@ def test_a_picture_that_is_missing_stops_it_and_is_named(
     assert "figures of a benchmark need all" in out
 
 
+def test_with_a_reranker_its_figures_stand_beside(
+    arguments: list[str], made: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    artifact = make_tiny_artifact(tmp_path / "pairs", reranker="same")
+    model = arguments.index("--model") + 1
+    given = [*arguments[:model], str(artifact), *arguments[model + 1 :]]
+    file = tmp_path / "report.json"
+    assert main([*given, "--rerank", "5", "--json", str(file), "--index", "pairs"]) == 0
+    assert "re-ranked: the cascade's first 5 rows" in capsys.readouterr().out
+    report = json.loads(file.read_text())
+    systems = report["directions"][0]["systems"]
+    assert list(systems)[3:5] == ["cascade", "cascade, re-ranked"]
+    recalls = [systems[name]["recalls"]["5"]["value"] for name in list(systems)[3:5]]
+    assert recalls[0] == recalls[1]
+    assert SnapshotStore(made / "home").manifest("pairs").states is not None
+    assert main([*arguments, "--rerank"]) == 1
+    assert "has no re-ranker" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("wrong", "code", "words"),
     [

@@ -85,7 +85,9 @@ def report_of(tmp_path: Path) -> Any:
     model = fake_model(tmp_path)
 
     def report(group: str | None) -> Any:
-        return evaluate(store.open("default"), model, EvaluationSettings(100, group, quiet=True)).report
+        return evaluate(
+            store.open("default"), model, EvaluationSettings(100, group, quiet=True)
+        ).report
 
     return report
 
@@ -434,7 +436,8 @@ def test_the_early_exit_is_what_the_cascade_does_when_it_may_stop(tmp_path: Path
             found, level = run_early(searcher, "image", replace(plan, exits=rule), own)
             levels.append(level)
             exact = {
-                rung: nested_prefix(images, 4 * 2 ** (rung - 1)) @ own[rung][0] for rung in (1, 2, 3)
+                rung: nested_prefix(images, 4 * 2 ** (rung - 1)) @ own[rung][0]
+                for rung in (1, 2, 3)
             }
             right = np.arange(80) == n
             assert scored.ranks[n] == plan_rank(exact[level], found.rows, right)
