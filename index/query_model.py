@@ -20,7 +20,9 @@ def query_model(
     rerank: bool = False,
 ) -> Model:
     """The artifact named or recorded; imported vectors that were never calibrated with one have
-    none, and are their own queries. Raises ArtifactError, MissingExtra.
+    none, and are their own queries. `rerank`: with its re-ranker, which it must have.
+
+    Raises ArtifactError, MissingExtra, BuildError.
     """
     if manifest.imported is not None and given.artifact is None and not manifest.artifact:
         return OwnVectors.of(manifest)

@@ -66,8 +66,8 @@ class Measured:
     """n queries: their `rows` in their own side, their `items` and `folds` (n,), each system.
 
     `stages` is None where no early exit was calibrated; `tops[level][size]` are the ranks at a
-    level of each query's exact top 10 in a gallery of `size` sampled rows, (n, k); `heads` the first
-    rows (n, depth) that each plan found, in the side's numbers, -1 where there are fewer.
+    level of each query's exact top 10 in a gallery of `size` sampled rows, (n, k); `heads` the
+    first rows (n, depth) that each plan found, in the side's numbers, -1 where there are fewer.
     """
 
     rows: RowArray

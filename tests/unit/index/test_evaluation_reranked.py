@@ -1,4 +1,4 @@
-"""Ranks after re-ranking: capped by the cascade, ties against, by a fake that says what it likes."""
+"""Ranks after re-ranking: capped by the cascade, ties against."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_a_reranker_that_finds_all_alike_puts_right_ones_last(measured: Callable
 
 
 def test_what_lies_behind_is_as_it_was(measured: Callable[..., Any]) -> None:
-    """A re-ranker that likes nothing less than the right row: ranks 1 to 8 become 8, others stay."""
+    """By one that likes nothing less than the right row: ranks 1 to 8 become 8, others stay."""
     run = measured(lambda text, image: float(text != image) / 2)
     for tally in run.tallies:
         before = tally.systems["cascade"].ranks

@@ -337,7 +337,8 @@ def test_folds_are_galleries_of_their_own(tmp_path: Path) -> None:
     for name in ("level 3", "cascade", "funnel"):
         figure = found.systems[name].recalls[1]
         assert figure.value == pytest.approx(mean, abs=1e-4)
-        assert figure.low is not None and figure.high is not None
+        assert figure.low is not None
+        assert figure.high is not None
         assert figure.low <= figure.value <= figure.high
     assert found.queries == sum(len(fold) for fold in hits)
 
