@@ -16,8 +16,8 @@ from tokenizers import Tokenizer as Library
 from hivlp.models.levels import Modality
 from hivlp.models.network.blocks import BlockShape
 from hivlp.models.network.families import FAMILIES, families_at, load_tower
-from hivlp.models.network.fields import Fields
 from hivlp.models.network.image_processors import read_open_clip, read_processor
+from hivlp.models.network.fields import Fields
 from hivlp.models.network.pictures import Probe
 from hivlp.models.network.pretrained import READ
 from hivlp.models.network.tokenizer_files import (
@@ -182,9 +182,7 @@ def test_weights_lie_in_shards_pickles_and_half_precision(
     save_file(halves, folder / WEIGHTS)
     tower = load_tower(folder, "text")
     assert {value.dtype for value in tower.state_dict().values()} == {torch.float32}
-    assert torch.equal(
-        tower.state_dict()["norm.bias"], halves["text_model.final_layer_norm.bias"].float()
-    )
+    assert torch.equal(tower.state_dict()["norm.bias"], halves["text_model.final_layer_norm.bias"].float())
 
 
 def test_a_pickle_that_holds_more_than_tensors_is_never_run(copy: Callable[[str], Path]) -> None:
