@@ -27,6 +27,8 @@ SAID = {
     "service/web/docs.html": "the API's documentation page",
     "service/web/style.css": "its looks, light and dark",
     "service/web/app.js": "its behaviour",
+    "service/web/drops.js": "pictures dragged onto the page",
+    "service/web/rerank.js": "the re-rank switch",
     "service/web/timeline.js": "the drawing of how an answer was found",
     "service/web/docs.js": "draws the documentation from the API's document",
     "service/web/favicon.svg": "its sign",

@@ -27,6 +27,7 @@ from hivlp.index.arguments import (
 from hivlp.index.errors import BuildError
 from hivlp.index.level_index import CODECS, FAMILIES, ROWS_TYPES
 from hivlp.index.snapshot.store import SnapshotStore
+from hivlp.models.reranker import DEFAULT_RERANKED
 from hivlp.models.runtime.threads import available_threads
 
 CORPUS_HELP = """a folder of pictures, .csv, .jsonl, .parquet, webdataset .tar or Karpathy split
@@ -112,6 +113,12 @@ def search(arguments: Sequence[str]) -> int:
         "--early-exit", action="store_true", help="stop at a level that is sure enough"
     )
     parser.add_argument(
+        "--rerank", action="store_true", help="sort the first results by the model's re-ranker"
+    )
+    parser.add_argument(
+        "--rerank-k", type=positive, help=f"results that are re-ranked ({DEFAULT_RERANKED})"
+    )
+    parser.add_argument(
         "--filter",
         type=json_object,
         help="""metadata wanted: '{"field": "x", "eq": 1}'""",
@@ -125,10 +132,20 @@ def search(arguments: Sequence[str]) -> int:
             "hivlp search: give a text, --image FILE or --vector FILE, one of them", file=sys.stderr
         )
         return USAGE
-    if given.vector is not None and given.early_exit:
-        print("hivlp search: --early-exit saves nothing with --vector", file=sys.stderr)
+    if (wrong := _contradiction(given)) is not None:
+        print(f"hivlp search: {wrong}", file=sys.stderr)
         return USAGE
     return _search(given)
+
+
+def _contradiction(given: argparse.Namespace) -> str | None:
+    if given.vector is not None and given.early_exit:
+        return "--early-exit saves nothing with --vector"
+    if given.vector is not None and given.rerank:
+        return "--rerank needs a text or a picture to compare with, not --vector"
+    if given.rerank_k is not None and not given.rerank:
+        return "--rerank-k says how many are re-ranked, and --rerank isn't given"
+    return None
 
 
 def add_choice(parser: argparse.ArgumentParser) -> None:

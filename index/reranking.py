@@ -27,8 +27,6 @@ from hivlp.models.levels import Modality
 from hivlp.models.reranker import Reranker, TextStates
 from hivlp.models.runtime.images import decode_image
 
-DEFAULT_RERANKED = 20
-
 
 @dataclass(frozen=True, slots=True)
 class PairMeans:

@@ -16,6 +16,8 @@ import numpy.typing as npt
 from hivlp.models.encoder import RgbImage
 from hivlp.models.levels import FloatArray, Modality
 
+DEFAULT_RERANKED = 20
+"""Candidates of a query that are scored unless told otherwise."""
 StatesArray = npt.NDArray[np.float32] | npt.NDArray[np.float16]
 """Token states of pictures: (n, m, d), float32 as they are made, float16 as they are kept."""
 

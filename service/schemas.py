@@ -14,9 +14,9 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 from pydantic_core import PydanticCustomError
 
 from hivlp.index.filters import parse_filter
-from hivlp.index.reranking import DEFAULT_RERANKED
 from hivlp.models.errors import InputError
 from hivlp.models.levels import Modality
+from hivlp.models.reranker import DEFAULT_RERANKED
 from hivlp.service.errors import not_available
 from hivlp.service.settings import Limits
 

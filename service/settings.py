@@ -23,8 +23,8 @@ from pydantic_settings import (
 
 from hivlp.index.backends.choose import Backend
 from hivlp.index.build.upserts import MAX_TEXTS
-from hivlp.index.reranking import DEFAULT_RERANKED
 from hivlp.models.errors import HivlpError
+from hivlp.models.reranker import DEFAULT_RERANKED
 from hivlp.models.runtime.threads import available_threads
 
 PREFIX = "HIVLP_"

@@ -26,6 +26,8 @@ PAGES = {
     "/static/style.css": "style.css",
     "/static/app.js": "app.js",
     "/static/timeline.js": "timeline.js",
+    "/static/rerank.js": "rerank.js",
+    "/static/drops.js": "drops.js",
     "/static/docs.js": "docs.js",
     "/static/favicon.svg": "favicon.svg",
 }

@@ -1,6 +1,8 @@
 // The search page: what is asked lives in `query`, what is shown follows from the last answer.
 // No build step, no dependency; everything shown is set as text, never as markup.
 
+import { listenToDrops } from "/static/drops.js";
+import { offerRerank, onRerank, orderOf, rerankIsOn, reranks, turnRerank, worthOf } from "/static/rerank.js";
 import { drawTimeline, fitLabels, make, milliseconds } from "/static/timeline.js";
 
 const PAGE_SIZE = 30;
@@ -33,6 +35,7 @@ function indexName() {
 
 function requestOf(offset) {
   const options = { index: indexName(), k: PAGE_SIZE, offset, modality: side() };
+  if (reranks(query.kind, side())) options.rerank = true;
   if (query.kind === "image") {
     const form = new FormData();
     form.append("image", query.file);
@@ -110,6 +113,7 @@ function addressOf(next) {
   if (next?.kind === "similar") parts.set("like", next.id);
   if (side() !== "image") parts.set("in", side());
   if (indexName() !== "default") parts.set("index", indexName());
+  if (rerankIsOn()) parts.set("rerank", "1");
   const text = parts.toString();
   return text ? `/?${text}` : "/";
 }
@@ -120,6 +124,7 @@ function followAddress() {
   document.querySelector(`input[name=side][value=${wanted}]`).checked = true;
   const index = parts.get("index");
   if (index && [...$("index").options].some((option) => option.value === index)) $("index").value = index;
+  turnRerank(parts.get("rerank") === "1");
   const text = parts.get("q");
   const like = parts.get("like");
   if (like) ask({ kind: "similar", id: like, name: like }, { remember: false });
@@ -179,7 +184,8 @@ function showAnswer(answer, more) {
   const [count, rest] = [make("strong", "", `${shown} ${shown === 1 ? "result" : "results"}`), make("span")];
   const how = answer.cached ? "from the cache" : `${answer.plan}, level ${answer.exit_level}`;
   const cut = answer.truncated ? " · the text was cut to the model's length" : "";
-  rest.textContent = ` in ${milliseconds(answer.took_ms)} · ${how}${cut}`;
+  const order = orderOf(answer, reranks(query.kind, side()));
+  rest.textContent = ` in ${milliseconds(answer.took_ms)} · ${how}${order}${cut}`;
   $("status").replaceChildren(count, rest);
   $("how").hidden = answer.stages.length === 0;
   showCredits(answer.hits);
@@ -204,14 +210,16 @@ function card(hit) {
   const place = make("li");
   const button = make("button", "hit");
   const name = nameOf(hit);
+  const [worth, told] = worthOf(hit);
   button.type = "button";
-  button.setAttribute("aria-label", `${hit.rank}. ${hit.text ?? name}, score ${hit.score.toFixed(2)}. More like this`);
+  button.setAttribute("aria-label", `${hit.rank}. ${hit.text ?? name}, ${told}. More like this`);
   button.append(tile(hit, name));
   if (hit.text) button.append(make("p", "quote", hit.text));
   const label = make("div", "label");
   const shownName = make("span", "name", name);
   shownName.title = name;
-  label.append(shownName, make("span", "score", hit.score.toFixed(2)));
+  label.append(shownName, make("span", "score", worth));
+  label.lastChild.title = told;
   button.append(label);
   button.addEventListener("click", () => askSimilar(hit.id, name));
   place.append(button);
@@ -286,6 +294,7 @@ function showIndex() {
   const index = info.indexes.find((one) => one.name === indexName()) ?? info.indexes[0];
   $("holding").textContent = `${index.items.toLocaleString()} items`;
   $("sides").hidden = Object.keys(index.rows).length < 2;
+  offerRerank(index);
   if (!index.rows[side()]) document.querySelector(`input[name=side][value=${Object.keys(index.rows)[0]}]`).checked = true;
 }
 
@@ -353,6 +362,7 @@ function listen() {
   for (const choice of document.querySelectorAll("input[name=side]")) {
     choice.addEventListener("change", () => query && ask(query));
   }
+  onRerank(() => query && ask(query));
   for (const example of EXAMPLES) {
     const chip = make("button", "", example);
     chip.type = "button";
@@ -373,23 +383,7 @@ function listen() {
     const file = [...(event.clipboardData?.files ?? [])].find((one) => one.type.startsWith("image/"));
     if (file) askImage(file);
   });
-  listenToDrops();
-}
-
-function listenToDrops() {
-  let depth = 0;
-  const carries = (event) => [...(event.dataTransfer?.types ?? [])].includes("Files");
-  const show = (visible) => ($("drop").hidden = !visible);
-  addEventListener("dragenter", (event) => carries(event) && (depth += 1) && show(true));
-  addEventListener("dragleave", (event) => carries(event) && !(depth = Math.max(0, depth - 1)) && show(false));
-  addEventListener("dragover", (event) => carries(event) && event.preventDefault());
-  addEventListener("drop", (event) => {
-    if (!carries(event)) return;
-    event.preventDefault();
-    depth = 0;
-    show(false);
-    if (event.dataTransfer.files.length) askImage(event.dataTransfer.files[0]);
-  });
+  listenToDrops($("drop"), askImage);
 }
 
 listen();

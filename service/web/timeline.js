@@ -1,4 +1,4 @@
-// The chart of a search's stages: one lane for encoding, one for searching, one for the rest.
+// The chart of a search's stages: a lane each for encoding, searching and re-ranking, and the rest.
 
 /** An element with a class and text; text is never markup. */
 export function make(tag, className, text) {
@@ -36,11 +36,16 @@ export function drawTimeline(chart, answer) {
   chart.replaceChildren(
     ...(encoded ? [lane("encode", "encode", (stage) => stage.name === "encode")] : []),
     lane("search", "search", (stage) => stage.name === "search"),
-    lane("other", "other", (stage) => !["encode", "search"].includes(stage.name)),
+    ...(stages.some(reranked) ? [lane("re-rank", "rerank", reranked)] : []),
+    lane("other", "other", (stage) => !["encode", "search", "rerank"].includes(stage.name)),
     scale,
     make("p", "", told),
   );
   fitLabels();
+}
+
+function reranked(stage) {
+  return stage.name === "rerank";
 }
 
 function bar(stage, end) {

@@ -15,6 +15,7 @@ from hivlp.index.build.corpus import open_corpus
 from hivlp.index.build.erase import erase
 from hivlp.index.build.model import Model
 from hivlp.index.cli import build as build_command
+from hivlp.index.cli import search as search_command
 from hivlp.index.errors import BuildError, PlanError, SnapshotCorrupt
 from hivlp.index.reranking import PairMeans, check_pair, rerank
 from hivlp.index.searcher import FoundItem, Searcher
@@ -27,6 +28,7 @@ from hivlp.index.snapshot.uploads import picture_roots
 from hivlp.models.encoder import RgbImage
 from hivlp.models.errors import DeadlinePassed
 from hivlp.models.reranker import Reranker
+from hivlp.service.main import main
 from tests.tiny_artifact import (
     CELLS,
     COLOURS,
@@ -332,3 +334,56 @@ def test_states_cached_in_another_width_are_a_clear_error(world: World) -> None:
     base.close()
     with pytest.raises(BuildError, match="another width"):
         world.build()
+
+
+def test_a_search_from_the_command_line_shows_matches(
+    world: World, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HIVLP_HOME", str(world.home))
+    world.build()
+    assert search_command(["a red one", "--rerank", "--rerank-k", "4", "--k", "5"]) == 0
+    out = capsys.readouterr().out
+    head, *lines = out.splitlines()
+    assert head.split() == ["rank", "match", "score", "id", "name"]
+    first = lines[0].split()
+    assert (first[0], first[1], first[3]) == ("1", "1.000", "red")
+    assert lines[4].split()[2:] != lines[3].split()[2:]
+    assert len(lines[4].split()) == len(lines[3].split()) - 1  # the fifth was not compared
+    assert "re-ranked in" in out
+    picture = str(world.corpus / "blue.png")
+    assert search_command(["--image", picture, "--modality", "text", "--rerank", "--k", "2"]) == 0
+    first = capsys.readouterr().out.splitlines()[1].split()
+    assert (first[1], first[3:]) == ("1.000", ["blue", "blue"])
+
+
+@pytest.mark.parametrize(
+    ("given", "code", "said"),
+    [
+        (["red", "--rerank-k", "5"], 2, "--rerank isn't given"),
+        (["--vector", "v.npy", "--rerank"], 2, "not --vector"),
+        (["red", "--rerank", "--modality", "text"], 1, "pairs of a text and a picture"),
+    ],
+)
+def test_what_cannot_be_reranked_is_refused(
+    world: World,
+    given: list[str],
+    code: int,
+    said: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HIVLP_HOME", str(world.home))
+    world.build(states=False)
+    assert main(["search", *given]) == code
+    assert said in capsys.readouterr().err
+
+
+def test_a_search_without_a_reranker_says_so(
+    world: World, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HIVLP_HOME", str(world.home))
+    world.build(states=False)
+    make_tiny_artifact(world.home / "artifacts" / "other")
+    other = str(world.home / "artifacts" / "other")
+    assert main(["search", "red", "--rerank", "--artifact", other]) == 1
+    assert "'tiny' has no re-ranker" in capsys.readouterr().err
