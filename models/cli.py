@@ -16,10 +16,10 @@ DONE, FAILED, USAGE = 0, 1, 2
 
 def fit_exits(arguments: Sequence[str]) -> int:
     """`hivlp fit-exits`: fit early outputs on two frozen pretrained towers."""
-    given = _parse(fit_parser(), arguments)
+    given = parse(fit_parser(), arguments)
     if isinstance(given, int):
         return given
-    _need_torch()
+    need_torch()
     from hivlp.models.training.run_fit import run_fit
 
     return run_fit(given)
@@ -27,7 +27,7 @@ def fit_exits(arguments: Sequence[str]) -> int:
 
 def fit_parser() -> argparse.ArgumentParser:
     """The arguments of `hivlp fit-exits`."""
-    parser = _parser(
+    parser = parser_of(
         "fit-exits",
         "Freeze two pretrained towers and fit early outputs on them, from pictures with captions "
         "and texts without pictures. Interrupted and run again, it goes on.",
@@ -38,20 +38,22 @@ def fit_parser() -> argparse.ArgumentParser:
     _add_towers(parser)
     _add_recipe(parser)
     parser.add_argument("--out", type=Path, required=True, help="folder for the fitted heads")
-    parser.add_argument("--threads", type=_threads, help="CPU threads (default: every core)")
+    parser.add_argument("--threads", type=threads, help="CPU threads (default: every core)")
     parser.add_argument("--cache", type=Path, help="folder for features (HIVLP_HOME/cache)")
     return parser
 
 
 def export(arguments: Sequence[str]) -> int:
     """`hivlp export`: write a fitted model as an artifact of ONNX graphs."""
-    parser = _parser(
+    parser = parser_of(
         "export",
-        "Write a fitted model as an artifact: one ONNX graph per tower and stage, checked against "
-        "torch before anything is put in place.",
+        "Write a fitted or trained model as an artifact: one ONNX graph per tower and stage, "
+        "checked against torch before anything is put in place.",
         "hivlp export fit/ --name demo --out .hivlp/artifacts/demo",
     )
-    parser.add_argument("fit", type=Path, help="folder that `hivlp fit-exits` wrote")
+    parser.add_argument(
+        "fit", type=Path, help="folder that `hivlp fit-exits` or `hivlp train` wrote"
+    )
     parser.add_argument("--out", type=Path, required=True, help="folder of the artifact")
     parser.add_argument("--name", help="the artifact's name (default: its folder's)")
     parser.add_argument("--text-tower", type=Path, help="where the text tower lies now")
@@ -78,10 +80,10 @@ def export(arguments: Sequence[str]) -> int:
         metavar="FILE",
         help="real queries, one a line, that w8-heads must rank as fp32 does: at least 100",
     )
-    given = _parse(parser, arguments)
+    given = parse(parser, arguments)
     if isinstance(given, int):
         return given
-    _need_torch()
+    need_torch()
     from hivlp.models.training.run_fit import run_export
 
     return run_export(given)
@@ -156,7 +158,8 @@ def _add_recipe(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _parser(name: str, description: str, example: str) -> argparse.ArgumentParser:
+def parser_of(name: str, description: str, example: str) -> argparse.ArgumentParser:
+    """A command's parser, with an example below its options."""
     return argparse.ArgumentParser(
         prog=f"hivlp {name}",
         description=description,
@@ -165,7 +168,7 @@ def _parser(name: str, description: str, example: str) -> argparse.ArgumentParse
     )
 
 
-def _parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse.Namespace | int:
+def parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse.Namespace | int:
     """The parsed arguments, or the exit code where argparse has already answered."""
     try:
         return parser.parse_args(list(arguments))
@@ -173,7 +176,8 @@ def _parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argpars
         return DONE if stop.code in (None, 0) else USAGE
 
 
-def _need_torch() -> None:
+def need_torch() -> None:
+    """Raises MissingExtra where torch or safetensors is absent."""
     # Waiting threads that spin make a fit many times slower wherever a core is shared.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
@@ -183,9 +187,14 @@ def _need_torch() -> None:
         raise MissingExtra(error.name or "torch", "train") from error
 
 
+def hivlp_home() -> Path:
+    """Where everything is kept: HIVLP_HOME, .hivlp unless set."""
+    return Path(os.environ.get("HIVLP_HOME", ".hivlp"))
+
+
 def default_cache() -> Path:
     """Where features are kept unless told otherwise: HIVLP_HOME/cache/features."""
-    return Path(os.environ.get("HIVLP_HOME", ".hivlp")) / "cache" / "features"
+    return hivlp_home() / "cache" / "features"
 
 
 def _whole_numbers(given: str) -> tuple[int, ...]:
@@ -214,7 +223,8 @@ def _positive(given: str) -> int:
     return _whole(given, 1, 10**9)
 
 
-def _threads(given: str) -> int:
+def threads(given: str) -> int:
+    """A number of threads."""
     return _whole(given, 1, 1024)
 
 

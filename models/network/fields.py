@@ -110,9 +110,7 @@ class Fields:
     def refuse(self, name: str, implemented: Any) -> None:
         """Raise unless the field is absent, null or what is implemented."""
         if self.values.get(name) not in (None, implemented):
-            raise self.error(
-                name, f"is {self.values[name]!r}: only {implemented!r} is implemented"
-            )
+            raise self.error(name, f"is {self.values[name]!r}: only {implemented!r} is implemented")
 
 
 def read_list(path: Path) -> list[Fields]:

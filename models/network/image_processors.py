@@ -74,16 +74,16 @@ def _kind(fields: Fields) -> str:
     field = "image_processor_type"
     if field not in fields:
         field = "feature_extractor_type"
-    name = fields.text(field, "CLIPImageProcessor" if "crop_size" in fields else "ViTImageProcessor")
+    name = fields.text(
+        field, "CLIPImageProcessor" if "crop_size" in fields else "ViTImageProcessor"
+    )
     kind = next((name.removesuffix(s) for s in _SUFFIXES if name.endswith(s)), name)
     if kind not in KINDS:
         raise fields.error(field, f"is {name!r}: implemented are those of {', '.join(KINDS)}")
     return kind
 
 
-def _resizing(
-    fields: Fields, kind: str
-) -> tuple[Literal["stretch", "crop"], tuple[int, int]]:
+def _resizing(fields: Fields, kind: str) -> tuple[Literal["stretch", "crop"], tuple[int, int]]:
     """How the picture is resized, and to which (height, width); for `crop` both cover the cut."""
     given = fields.values.get("size")
     if isinstance(given, dict):

@@ -1,4 +1,4 @@
-"""A checkpoint's tokenizer, from whichever files it has, doing what the checkpoint was trained with.
+"""A checkpoint's tokenizer, from whichever files it has, doing what it was trained with.
 
 Notable: serving reads one file, tokenizer.json, and nothing else. Where a folder has only a
 vocabulary, or its tokenizer.json leaves out what the tokenizer's class does besides (SigLIP's
@@ -78,7 +78,9 @@ def check_tokenizer(folder: Path, vocabulary: Vocabulary, known: int) -> Tokeniz
     wanted, path = read_tokenizer(folder, vocabulary), folder / TOKENIZER
     highest = max(wanted.get_vocab(with_added_tokens=True).values(), default=-1)
     if highest >= known:
-        raise TowerError(path, f"knows id {highest}, but the tower's vocabulary ends at {known - 1}")
+        raise TowerError(
+            path, f"knows id {highest}, but the tower's vocabulary ends at {known - 1}"
+        )
     if not path.is_file():
         raise TowerError(path, f"no such file: hivlp import {folder} makes it of the vocabulary")
     if _parse(path).to_str() != wanted.to_str():
@@ -223,3 +225,8 @@ def _no_pieces(folder: Path, told: Fields) -> Tokenizer:  # noqa: ARG001 - one s
 
 
 PIECES = Vocabulary(("spiece.model",), _no_pieces)
+
+
+def vocabulary_of(kind: str) -> Vocabulary:
+    """The vocabulary of a family of text towers, by the family's name."""
+    return {"bert": WORD_PIECES, "roberta": BYTE_PAIRS, "siglip": PIECES}.get(kind, CLIP_PAIRS)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -45,12 +44,13 @@ from hivlp.models.training.export_reranker import (
 )
 from hivlp.models.training.graphs import write_graph
 from hivlp.models.training.parity import check_parity
+from hivlp.models.training.placing import check_place, place_folder
 from hivlp.models.training.precision import PrecisionError, reduce_heads
 from hivlp.models.training.stages import plan_stages
 
 
 class ExportError(TrainingError):
-    """A place where no artifact can be put."""
+    """Notes for an artifact that can't be used."""
 
     def __init__(self, path: Path, reason: str) -> None:
         super().__init__(f"{path}: {reason}")
@@ -77,10 +77,10 @@ def export_model(
 ) -> Artifact:
     """Write `model` to the folder `target`, and open it; `cross` becomes its re-ranker.
 
-    Raises ExportError, ParityError, RerankerParityError, TrainingError where `cross` doesn't fit
+    Raises PlaceError, ParityError, RerankerParityError, TrainingError where `cross` doesn't fit
     the towers, or PrecisionError where a low precision wouldn't rank alike.
     """
-    _check_target(target)
+    check_place(target, MANIFEST_NAME)
     if cross is not None:
         check_fits(model, cross)
     if note.precision != "fp32" and model.gallery == "per_exit":
@@ -88,34 +88,13 @@ def export_model(
             "per_exit: the early heads make gallery vectors, which stay fp32; export with "
             "--precision fp32, or fit with --gallery nested"
         )
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as folder:
-        made = Path(folder) / "artifact"
+
+    def write(made: Path) -> None:
         _write(model, made, note, cross)
         Artifact.open(made)
-        _put_in_place(made, target, Path(folder) / "before")
+
+    place_folder(target, MANIFEST_NAME, write)
     return Artifact.open(target)
-
-
-def _check_target(target: Path) -> None:
-    if not target.exists():
-        return
-    if not target.is_dir():
-        raise ExportError(target, "is a file")
-    if any(target.iterdir()) and not (target / MANIFEST_NAME).is_file():
-        raise ExportError(target, "is a folder of something else; choose another place")
-
-
-def _put_in_place(made: Path, target: Path, before: Path) -> None:
-    """Take the target's place; what was there goes with the temporary folder, or comes back."""
-    if target.exists():
-        target.rename(before)
-    try:
-        made.rename(target)
-    except BaseException:
-        if before.exists():
-            before.rename(target)
-        raise
 
 
 def _write(

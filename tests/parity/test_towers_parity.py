@@ -1,4 +1,4 @@
-"""Pretrained towers against transformers' own forward: every layer's pooled vector, and the output."""
+"""Pretrained towers against transformers' own forward: every layer's vector, and the output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small checkpoints of every family, saved by transformers itself; and OpenCLIP's form of a CLIP."""
+"""Small checkpoints of every family, saved by transformers; and OpenCLIP's form of a CLIP."""
 
 from __future__ import annotations
 
@@ -100,6 +100,17 @@ def make_clip(folder: Path, *, legacy: bool = False, tokenizer: bool = True) -> 
     write_processor(folder, "CLIP")
     if tokenizer:
         write_clip_tokenizer(folder)
+    return model
+
+
+def make_clip_vision(folder: Path) -> Any:
+    """A CLIP's vision tower with its projection, saved alone."""
+    import transformers
+
+    config = transformers.CLIPVisionConfig(**PICTURE, projection_dim=PROJECTION)
+    model = shaken(transformers.CLIPVisionModelWithProjection(config))
+    model.save_pretrained(folder)
+    write_processor(folder, "CLIP")
     return model
 
 

@@ -62,9 +62,21 @@ def _change(folder: Path, name: str, shape: tuple[int, ...] | None) -> None:
 @pytest.mark.parametrize(
     ("name", "shape", "told"),
     [
-        ("encoder.layer.1.output.dense.bias", None, "missing weights: encoder.layer.1.output.dense.bias"),
-        ("encoder.layer.9.output.dense.bias", (16,), "unexpected weights: encoder.layer.9.output.dense.bias"),
-        ("embeddings.LayerNorm.bias", (5,), r"mis-shaped weights: embeddings.LayerNorm.bias \(5,\)"),
+        (
+            "encoder.layer.1.output.dense.bias",
+            None,
+            "missing weights: encoder.layer.1.output.dense.bias",
+        ),
+        (
+            "encoder.layer.9.output.dense.bias",
+            (16,),
+            "unexpected weights: encoder.layer.9.output.dense.bias",
+        ),
+        (
+            "embeddings.LayerNorm.bias",
+            (5,),
+            r"mis-shaped weights: embeddings.LayerNorm.bias \(5,\)",
+        ),
     ],
 )
 def test_loading_is_strict_and_names_the_weight(

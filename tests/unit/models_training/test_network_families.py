@@ -16,8 +16,8 @@ from tokenizers import Tokenizer as Library
 from hivlp.models.levels import Modality
 from hivlp.models.network.blocks import BlockShape
 from hivlp.models.network.families import FAMILIES, families_at, load_tower
-from hivlp.models.network.image_processors import read_open_clip, read_processor
 from hivlp.models.network.fields import Fields
+from hivlp.models.network.image_processors import read_open_clip, read_processor
 from hivlp.models.network.pictures import Probe
 from hivlp.models.network.pretrained import READ
 from hivlp.models.network.tokenizer_files import (
@@ -111,7 +111,7 @@ def test_a_weight_that_belongs_nowhere_is_unexpected_in_every_tower(
     towers = families_at(folder).values()
     # of OpenCLIP's names only those of pictures have a prefix; all others are the text tower's
     for family in [each for each in towers if name != "open" or each.modality == "text"]:
-        with pytest.raises(TowerError, match="unexpected weights: adapter.weight"):
+        with pytest.raises(TowerError, match=r"unexpected weights: adapter\.weight"):
             family.load(folder)
 
 
@@ -173,7 +173,7 @@ def test_weights_lie_in_shards_pickles_and_half_precision(
     with pytest.raises(TowerError, match="missing weights: extra"):
         load_tower(folder, "text")
     made.write_json(index, {"weight_map": listed | {"extra": "../model-2.safetensors"}})
-    with pytest.raises(TowerError, match="'weight_map': .* leaves the folder"):
+    with pytest.raises(TowerError, match=r"'weight_map': .* leaves the folder"):
         load_tower(folder, "text")
     index.unlink()
     torch.save(weights, folder / "pytorch_model.bin")
@@ -182,7 +182,9 @@ def test_weights_lie_in_shards_pickles_and_half_precision(
     save_file(halves, folder / WEIGHTS)
     tower = load_tower(folder, "text")
     assert {value.dtype for value in tower.state_dict().values()} == {torch.float32}
-    assert torch.equal(tower.state_dict()["norm.bias"], halves["text_model.final_layer_norm.bias"].float())
+    assert torch.equal(
+        tower.state_dict()["norm.bias"], halves["text_model.final_layer_norm.bias"].float()
+    )
 
 
 def test_a_pickle_that_holds_more_than_tensors_is_never_run(copy: Callable[[str], Path]) -> None:
@@ -354,7 +356,7 @@ def test_an_image_processor_within_a_processors_file_is_read(tmp_path: Path) -> 
 
 def test_a_tokenizer_that_leaves_out_the_lower_casing_needs_an_import(tmp_path: Path) -> None:
     made.make_siglip(tmp_path, lowers=False)
-    with pytest.raises(TowerError, match="leaves out the lower-casing .* hivlp import"):
+    with pytest.raises(TowerError, match=r"leaves out the lower-casing .* hivlp import"):
         load_tower(tmp_path, "text")
     read_tokenizer(tmp_path, PIECES).save(str(tmp_path / "tokenizer.json"))
     load_tower(tmp_path, "text")
@@ -395,7 +397,7 @@ def test_the_padding_token_is_the_tokenizers_own(copy: Callable[[str], Path]) ->
 def test_a_folder_without_tokenizer_json_says_what_makes_it(copy: Callable[[str], Path]) -> None:
     folder = copy("clip")
     (folder / "tokenizer.json").unlink()
-    with pytest.raises(TowerError, match="hivlp import .* makes it of the vocabulary"):
+    with pytest.raises(TowerError, match=r"hivlp import .* makes it of the vocabulary"):
         load_tower(folder, "text")
     (folder / "merges.txt").unlink()
     with pytest.raises(TowerError, match=r"no such file, nor vocab\.json and merges\.txt"):

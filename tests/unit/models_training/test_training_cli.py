@@ -24,7 +24,6 @@ from hivlp.models.network.families import Family
 from hivlp.models.network.heads import ExitHead
 from hivlp.models.runtime.loading import load_encoders
 from hivlp.models.runtime.texts import Tokenizer
-from hivlp.models.training import export as exporting
 from hivlp.models.training import finest
 from hivlp.models.training.checkpoint import PhaseStore, dual_encoder, load_fit
 from hivlp.models.training.export import gallery_space, query_encoder
@@ -270,30 +269,6 @@ def test_cross_validation_writes_its_measures_and_is_not_repeated(place: Place) 
     assert json.loads(damaged.read_text()) == measured
     same = [p for p in files if p.stat().st_mtime_ns == files[p]]
     assert same == [p for p in files if p != damaged]
-
-
-def test_export_replaces_an_artifact_but_nothing_else(tmp_path: Path) -> None:
-    made = tmp_path / "hidden"
-    made.mkdir()
-    (made / "manifest.json").write_text("new")
-    target = tmp_path / "artifact"
-    target.mkdir()
-    (target / "manifest.json").write_text("the one before")
-    exporting._check_target(target)
-    exporting._put_in_place(made, target, tmp_path / "before")
-    assert (target / "manifest.json").read_text() == "new"
-    (tmp_path / "full").mkdir()
-    (tmp_path / "full/notes.txt").write_text("keep me")
-    with pytest.raises(HivlpError, match="folder of something else"):
-        exporting._check_target(tmp_path / "full")
-
-
-def test_an_artifact_comes_back_where_the_new_one_cannot_take_its_place(tmp_path: Path) -> None:
-    (tmp_path / "artifact").mkdir()
-    (tmp_path / "artifact/manifest.json").write_text("the one before")
-    with pytest.raises(OSError, match="nowhere"):
-        exporting._put_in_place(tmp_path / "nowhere", tmp_path / "artifact", tmp_path / "before")
-    assert (tmp_path / "artifact/manifest.json").read_text() == "the one before"
 
 
 def test_export_refuses_a_tower_that_the_heads_do_not_belong_to(place: Place, fitted: Path) -> None:
