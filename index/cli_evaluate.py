@@ -23,8 +23,8 @@ from hivlp.index.arguments import (
 )
 from hivlp.index.build.readers.base import SPLITS
 from hivlp.index.errors import BuildError
-from hivlp.index.reranking import DEFAULT_RERANKED
 from hivlp.index.snapshot.store import SnapshotStore
+from hivlp.models.reranker import DEFAULT_RERANKED
 
 if TYPE_CHECKING:
     from hivlp.index.build.model import Model

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from hivlp.models.errors import TrainingError
+from hivlp.models.network.blocks import Attention, key_mask
 from hivlp.models.network.cross_modal import CrossModalEncoder, CrossModalShape
+from hivlp.models.network.few_queries import FewQueries
 
 TINY = CrossModalShape(depth=2, width=16, heads=4, inner=32, text=12, image=20)
 TOKENS, PATCHES = 7, 5
@@ -113,6 +115,23 @@ def test_gradient_of_the_logit_equals_finite_differences() -> None:
         eps=1e-6,
         atol=1e-6,
     )
+
+
+@pytest.mark.parametrize("tokens", [1, TOKENS, 40])
+def test_few_queries_give_what_attention_gives(tokens: int) -> None:
+    torch.manual_seed(2)
+    attention = Attention(16, 4, memory=20)
+    with torch.no_grad():
+        for weight in attention.parameters():  # biases start at zero, and would not be heard
+            weight.normal_()
+    hidden, memory = torch.randn(3, tokens, 16), torch.randn(3, PATCHES, 20)
+    kept = torch.ones(3, PATCHES)
+    kept[1, 2:] = 0
+    few = FewQueries(attention)
+    for mask in (None, key_mask(kept)):
+        wanted = attention(hidden, memory, mask)
+        torch.testing.assert_close(few(hidden, memory, mask), wanted, rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(few(hidden, memory), wanted, atol=1e-3)
 
 
 @pytest.mark.parametrize(
