@@ -34,7 +34,7 @@ from hivlp.index.snapshot.store import default_home
 from hivlp.models import cli
 from hivlp.models.levels import LevelSpec
 from hivlp.models.training.fitting import fit_heads, level_vectors
-from hivlp.models.training.run_fit import _read_corpus, _read_towers, read_settings
+from hivlp.models.training.reading import read_corpus, read_exits, read_settings, read_towers
 from hivlp.service.demo.cli import demo_steps
 
 FOLDS, SEED, TARGET = 5, 0, 0.99
@@ -68,10 +68,11 @@ def fold_vectors(fold: int, max_texts: str) -> dict[str, np.ndarray]:
         arguments = list(step.run[1:])
         arguments[arguments.index("--max-texts") + 1] = max_texts
         given = cli.fit_parser().parse_args(arguments)
-        settings = read_settings(given)
+        towers = read_towers(given)
+        settings = read_settings(given, towers)
         cache = given.cache or cli.default_cache()
-        readings = _read_towers(given, len(settings.dims))
-        corpus = _read_corpus(given, readings, settings, cache, 2)
+        readings = read_exits(given, towers, len(settings.dims))
+        corpus = read_corpus(given, readings, settings, cache, 2)
         groups = np.unique(corpus.picture_group)
         left_out = groups[np.random.default_rng(SEED).permutation(len(groups)) % FOLDS == fold]
         heads = fit_heads(corpus.of_groups(np.setdiff1d(groups, left_out)), settings)

@@ -29,9 +29,12 @@ def fit_parser() -> argparse.ArgumentParser:
     """The arguments of `hivlp fit-exits`."""
     parser = parser_of(
         "fit-exits",
-        "Freeze two pretrained towers and fit early outputs on them, from pictures with captions "
-        "and texts without pictures. Interrupted and run again, it goes on.",
-        "hivlp fit-exits --pairs pictures/ --texts sentences.txt.gz --text-tower MiniLM/ "
+        "Freeze two pretrained towers and fit early outputs on them. Two towers of one checkpoint "
+        "(CLIP, SigLIP) need no captions: the finest level is the checkpoint's own space, early "
+        "ones are distilled to it from pictures and texts. Any other two are brought together by "
+        "pictures with captions. Interrupted and run again, it goes on.",
+        "hivlp fit-exits --towers clip/ --images pictures/ --texts sentences.txt.gz --out fit/\n"
+        "         hivlp fit-exits --pairs pictures/ --texts sentences.txt.gz --text-tower MiniLM/ "
         "--image-tower efficientnet-lite0.pth --out fit/",
     )
     _add_data(parser)
@@ -56,6 +59,7 @@ def export(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("--out", type=Path, required=True, help="folder of the artifact")
     parser.add_argument("--name", help="the artifact's name (default: its folder's)")
+    parser.add_argument("--towers", type=Path, help="where the checkpoint of both lies now")
     parser.add_argument("--text-tower", type=Path, help="where the text tower lies now")
     parser.add_argument("--image-tower", type=Path, help="where the image tower lies now")
     parser.add_argument(
@@ -94,8 +98,16 @@ def _add_data(parser: argparse.ArgumentParser) -> None:
     data.add_argument(
         "--pairs",
         type=Path,
-        required=True,
-        help="folder of pictures with metadata.jsonl (file_name, id, captions) or .txt sidecars",
+        help="folder of pictures with metadata.jsonl (file_name, id, captions) or .txt sidecars; "
+        "needed unless both towers are of one checkpoint",
+    )
+    data.add_argument(
+        "--images",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FOLDER",
+        help="pictures without captions, for --space checkpoint; may be given again",
     )
     data.add_argument(
         "--group", metavar="FIELD", help="metadata field whose equals show the same thing"
@@ -117,8 +129,13 @@ def _add_data(parser: argparse.ArgumentParser) -> None:
 
 def _add_towers(parser: argparse.ArgumentParser) -> None:
     towers = parser.add_argument_group("towers")
-    towers.add_argument("--text-tower", type=Path, required=True, help="a Hugging Face BERT folder")
-    towers.add_argument("--image-tower", type=Path, required=True, help="EfficientNet-Lite's .pth")
+    towers.add_argument(
+        "--towers", type=Path, metavar="FOLDER", help="a checkpoint of both (CLIP, SigLIP)"
+    )
+    towers.add_argument("--text-tower", type=Path, help="a checkpoint with a text tower")
+    towers.add_argument(
+        "--image-tower", type=Path, help="a checkpoint with a vision tower, or EfficientNet's .pth"
+    )
     layers = "layers to read, coarse first (default: the tower's own)"
     towers.add_argument("--text-exits", type=_whole_numbers, metavar="2,4,6", help=layers)
     towers.add_argument("--image-exits", type=_whole_numbers, metavar="6,7,8", help=layers)
@@ -127,7 +144,15 @@ def _add_towers(parser: argparse.ArgumentParser) -> None:
 def _add_recipe(parser: argparse.ArgumentParser) -> None:
     recipe = parser.add_argument_group("recipe")
     recipe.add_argument(
-        "--dims", type=_whole_numbers, default=(128, 300, 768), help="one a level (128,300,768)"
+        "--dims",
+        type=_whole_numbers,
+        help="one a level (128,300,768; in a checkpoint's own space 128,300 and all of it)",
+    )
+    recipe.add_argument(
+        "--space",
+        choices=("checkpoint", "pairs"),
+        help="where the finest level lies: in the space that both towers share, which then ranks "
+        "as the checkpoint does, or in one fitted on pairs (checkpoint where they share one)",
     )
     recipe.add_argument(
         "--gallery",

@@ -43,6 +43,22 @@ def _leading(centred: Doubles, most: int) -> Doubles:
     return np.asarray(found[:, :most].numpy(), dtype=np.float64)
 
 
+def best_views(galleries: Sequence[FloatArray]) -> FloatArray:
+    """The turn (D, D), orthogonal, whose first numbers tell the most of (n, D) vectors, any count.
+
+    The first d rows are the d directions that keep the most of the vectors' squared length, and so
+    lose the least of their inner products' squares (Eckart and Young, 1936); galleries weigh the
+    same, however many rows they have. Not centred: a vector's cut is normalised again, and without
+    what all have in common its length would change what is nearest.
+    """
+    second: Doubles = np.zeros((galleries[0].shape[1],) * 2)
+    for rows in galleries:
+        wide = rows.astype(np.float64)
+        second += wide.T @ wide / max(1, len(rows))
+    _, vectors = np.linalg.eigh(second)
+    return np.ascontiguousarray(_signed(vectors[:, ::-1]).T, dtype=np.float32)
+
+
 def standard_directions(rows: FloatArray, most: int) -> tuple[FloatArray, FloatArray]:
     """Mean (d,) and a (d, k) basis: each feature scaled to variance 1 / d, then turned.
 

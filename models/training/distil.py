@@ -52,7 +52,7 @@ def embed_all(head: ExitHead, features: FloatArray) -> FloatArray:
             head.eval().embed(torch.from_numpy(features[start : start + ENCODED_AT_ONCE])).numpy()
             for start in range(0, len(features), ENCODED_AT_ONCE)
         ]
-    return np.concatenate(parts)
+    return np.concatenate([np.zeros((0, head.shape.dim), np.float32), *parts])
 
 
 def fit_early_heads(

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 from torch import Tensor, nn
@@ -35,6 +36,8 @@ from hivlp.models.training.graphs import Arrays, GraphRunner, Ports, sample_inpu
 TEXT_BATCH, IMAGE_BATCH = 64, 16
 CHUNK_ITEMS = {"text": 4096, "image": 512}
 KEY_BYTES = 32
+LARGEST_GRAPH = 1_900_000_000
+"""Bytes of weights in one graph: its format ends at 2 GiB, and the graph itself needs some."""
 _CHUNK = "*.safetensors"
 _CHECK = "check"
 Prepared = tuple[Sequence[int], Arrays]
@@ -131,8 +134,16 @@ class _AllExits(nn.Module):
 
 
 def tower_runner(reading: TowerExit, *, threads: int) -> Callable[[Arrays], list[FloatArray]]:
-    """A function from prepared inputs to one (n, width) float32 array per exit."""
+    """A function from prepared inputs to one (n, width) float32 array per exit.
+
+    A graph unless the tower is too large for one file of it; torch then, with torch's own threads.
+    """
     check_exits(reading.tower, reading.exits)
+    size = sum(
+        value.numel() * value.element_size() for value in reading.tower.state_dict().values()
+    )
+    if size > LARGEST_GRAPH:
+        return _torch_runner(reading)
     sample = sample_inputs(reading.tower)
     names = tuple(f"exit{i:02d}" for i in range(len(reading.exits)))
     axes = {} if reading.tower.modality == "image" else dict.fromkeys(sample, 1)
@@ -145,6 +156,15 @@ def tower_runner(reading: TowerExit, *, threads: int) -> Callable[[Arrays], list
     def run(arrays: Arrays) -> list[FloatArray]:
         found = runner(arrays)
         return [found[name] for name in names]
+
+    return run
+
+
+def _torch_runner(reading: TowerExit) -> Callable[[Arrays], list[FloatArray]]:
+    def run(arrays: Arrays) -> list[FloatArray]:
+        inputs = {name: torch.from_numpy(arrays[name]) for name in reading.tower.input_names}
+        with torch.no_grad():
+            return [found.numpy() for found in reading.tower.features(inputs, reading.exits)]
 
     return run
 

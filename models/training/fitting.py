@@ -1,7 +1,8 @@
 """From features to the heads of both towers: contrastive at full depth, then early exits.
 
-`nested`: the finest heads are fitted on pairs, early query heads distilled to them. `per_exit`, the
-paper's form: each exit's two heads are fitted on pairs, and nothing is distilled.
+`nested`: the finest heads are fitted on pairs, early query heads distilled to them; in a
+checkpoint's own space the finest heads only turn it. `per_exit`, the paper's form: each exit's two
+heads are fitted on pairs, and nothing is distilled.
 """
 
 from __future__ import annotations
@@ -10,15 +11,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
 
 from hivlp.models.levels import FloatArray
-from hivlp.models.network.heads import ExitHead
+from hivlp.models.network.heads import ExitHead, HeadShape
+from hivlp.models.training.closed_form import best_views
 from hivlp.models.training.distil import Student, embed_all, fit_early_heads
 from hivlp.models.training.finest import PairFeatures, Rows, fit_finest
 from hivlp.models.training.schedule import Deadline
 from hivlp.models.training.settings import FitSettings
 
 Heads = list[ExitHead]
+Mask = npt.NDArray[np.bool_]
 Kept = Callable[[str, Callable[[], Heads]], Heads]
 """Runs a phase by name, or gives back what it made before."""
 
@@ -38,12 +44,18 @@ class Corpus:
 
     def of_groups(self, groups: Rows) -> Corpus:
         """The same with only some things; unlabelled texts all stay."""
-        captions = np.isin(self.caption_group, groups)
-        pictures = np.isin(self.picture_group, groups)
+        return self.only(
+            np.isin(self.caption_group, groups),
+            np.isin(self.picture_group, groups),
+            np.ones(len(self.unlabelled[0]), bool),
+        )
+
+    def only(self, captions: Mask, pictures: Mask, unlabelled: Mask) -> Corpus:
+        """The same with only some rows of each."""
         return Corpus(
             [rows[captions] for rows in self.captions],
             [rows[pictures] for rows in self.pictures],
-            self.unlabelled,
+            [rows[unlabelled] for rows in self.unlabelled],
             self.caption_group[captions],
             self.picture_group[pictures],
         )
@@ -103,6 +115,8 @@ def _fit_nested(
     corpus: Corpus, settings: FitSettings, kept: Kept, deadline: Deadline
 ) -> FittedHeads:
     def fit_full_depth() -> Heads:
+        if settings.space == "checkpoint":
+            return list(turned_heads(corpus))
         pairs = corpus.at(-1, -1)
         return list(
             fit_finest(pairs, settings.dims, settings.finest, seed=settings.seed, deadline=deadline)
@@ -134,6 +148,26 @@ def _fit_nested(
     return FittedHeads([*early_text, text], [*early_image, image])
 
 
+def turned_heads(corpus: Corpus) -> tuple[ExitHead, ExitHead]:
+    """The finest heads of a checkpoint's own space: one turn of it, the same for both towers.
+
+    A turn changes no cosine, so the finest level ranks as the checkpoint does; its first numbers
+    tell the most of pictures and texts (`best_views`). Nothing is learned from labels.
+    """
+    said = np.concatenate([corpus.captions[-1], corpus.unlabelled[-1]])
+    turn = torch.from_numpy(best_views([corpus.pictures[-1], said]))
+    return _turned_head(turn), _turned_head(turn)
+
+
+def _turned_head(turn: Tensor) -> ExitHead:
+    width = len(turn)
+    head = ExitHead(HeadShape(width, width, width, hidden=0))
+    with torch.no_grad():
+        head.line.weight.copy_(turn)
+        head.line.bias.zero_()
+    return head.eval()
+
+
 def _students(
     corpus: Corpus, text: ExitHead, image: ExitHead, settings: FitSettings
 ) -> tuple[Student, Student]:
@@ -144,7 +178,10 @@ def _students(
     """
     pictures = embed_all(image, corpus.pictures[-1])
     captions = embed_all(text, corpus.captions[-1])
-    gallery = np.concatenate([pictures, captions])
+    # without captions, as many other texts as there are pictures
+    step = max(1, len(corpus.unlabelled[-1]) // len(pictures))
+    said = captions if len(captions) else embed_all(text, corpus.unlabelled[-1][::step])
+    gallery = np.concatenate([pictures, said])
     texts = [np.concatenate(both) for both in zip(corpus.captions, corpus.unlabelled, strict=True)]
     weights = np.ones(len(texts[0]), np.float32)
     weights[: len(captions)] = settings.distil.caption_repeats
@@ -155,7 +192,7 @@ def _students(
             corpus.pictures,
             np.ones(len(pictures), np.float32),
             gallery,
-            [pictures, captions],
+            [pictures, said],
         ),
     )
 

@@ -136,6 +136,24 @@ def _from_sidecars(folder: Path, group: str | None) -> Iterator[Pair]:
             yield Pair(name, picture, captions, "\n".join(captions))
 
 
+def read_pictures(folders: Sequence[Path]) -> list[Pair]:
+    """Every picture below `folders`, by path, each without captions and a thing of its own.
+
+    Raises PairsError for a folder that isn't there, or that holds no picture.
+    """
+    found: list[Pair] = []
+    for folder in folders:
+        if not folder.is_dir():
+            raise PairsError(str(folder), "no such folder")
+        below = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+        pictures = [path for path in below if path.suffix.lower() in PICTURE_SUFFIXES]
+        if not pictures:
+            raise PairsError(str(folder), f"no picture ({', '.join(PICTURE_SUFFIXES)})")
+        # no caption holds a null character, so no pair's group is called that
+        found += [Pair(str(path), path, (), f"\0{path}") for path in pictures]
+    return found
+
+
 def read_texts(files: Sequence[Path], *, most: int, seed: int) -> list[str]:
     """Distinct texts of plain or gzipped files, one a line, at most `most` of them.
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from hivlp.models.errors import TrainingError
 from hivlp.models.levels import GalleryKind
 
 DEFAULT_DIMS = (128, 300, 768)
+Space = Literal["pairs", "checkpoint"]
+"""Where the finest level lies: fitted on pairs, or where a checkpoint's two towers meet."""
 MOST = 10**9
 LIMITS: Mapping[str, tuple[float, float]] = {
     "batch": (1, MOST),
@@ -96,6 +98,7 @@ class FitSettings:
     gallery: GalleryKind = "nested"
     seed: int = 0
     max_seconds: float = 1800.0
+    space: Space = "pairs"
     finest: FinestSettings = FinestSettings()
     distil: DistilSettings = DistilSettings()
 
