@@ -54,6 +54,9 @@ def evaluate(arguments: Sequence[str]) -> int:
         "--ranks", type=Path, help="write every query's ranks to this .parquet or .jsonl file"
     )
     parser.add_argument(
+        "--report", type=Path, help="write a page with plots and samples: a folder or an .html file"
+    )
+    parser.add_argument(
         "--against",
         help="a ranks file, or INDEX or INDEX@VERSION: print the paired difference to it",
     )
@@ -178,14 +181,28 @@ def _evaluate(given: argparse.Namespace) -> int:
         ranks = given.ranks
         if other is not None and ranks is None:
             ranks = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "ranks.parquet"
-        report = _measured(given, store, index, given.version, ranks).report
+        evaluation, model = _measured(given, store, index, given.version, ranks)
+        report = evaluation.report
         if other is not None:
             apart = differences(ranks, other, given.at, given.resamples)
             report = replace(report, against=given.against, differences=apart)
     print(tables(report))
     if given.json is not None:
         given.json.write_text(report.to_json() + "\n", encoding="utf-8")
+    if given.report is not None:
+        print(_write_page(given.report, replace(evaluation, report=report), model))
     return DONE
+
+
+def _write_page(given: Path, evaluation: Evaluation, model: Model) -> str:
+    """Write the report page; says where it is."""
+    from hivlp.index.evaluation.page import page_path, write_page
+    from hivlp.index.evaluation.samples import samples
+
+    shown = samples(evaluation.searcher, model, evaluation.tallies, evaluation.groups)
+    path = page_path(given)
+    write_page(path, evaluation.report, shown)
+    return f"report page: {path}"
 
 
 def _indexed(given: argparse.Namespace, store: SnapshotStore) -> str:
@@ -209,17 +226,17 @@ def _measured(
     index: str,
     version: str | None,
     ranks: Path | None,
-) -> Evaluation:
-    """One version, measured; `ranks` is where to write those of every query."""
+) -> tuple[Evaluation, Model]:
+    """One version, measured, and what with; `ranks` is where to write those of every query."""
     from hivlp.index.evaluation.evaluate import evaluate as evaluate_snapshot
     from hivlp.index.evaluation.ranks_file import RanksWriter
 
     snapshot, model = _opened(given, store, index, version)
     settings = _settings(given, snapshot, model)
     if ranks is None:
-        return evaluate_snapshot(snapshot, model, settings)
+        return evaluate_snapshot(snapshot, model, settings), model
     with RanksWriter(ranks) as writer:
-        return evaluate_snapshot(snapshot, model, settings, writer)
+        return evaluate_snapshot(snapshot, model, settings, writer), model
 
 
 def _opened(
@@ -257,6 +274,7 @@ def _settings(given: argparse.Namespace, snapshot: Snapshot, model: Model) -> Ev
         directions=given.directions or (CROSS if benchmark else EVERY),
         resamples=given.resamples,
         rerank=given.rerank,
+        sweep=given.report is not None,
     )
 
 

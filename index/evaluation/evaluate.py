@@ -15,18 +15,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
+
 from hivlp.index.build.answers import item_groups
 from hivlp.index.build.model import Model
 from hivlp.index.candidates import RowArray
 from hivlp.index.errors import BuildError, PlanError
 from hivlp.index.evaluation.bootstrap import RESAMPLES
-from hivlp.index.evaluation.figures import AT, Figures, direction_report
+from hivlp.index.evaluation.figures import AT, CROSS, Figures, direction_report
 from hivlp.index.evaluation.gallery import FoldGallery, Gallery
 from hivlp.index.evaluation.measure import Measured, Measurer
-from hivlp.index.evaluation.queries import chunks, encoded, query_ids, query_rows
+from hivlp.index.evaluation.queries import SEED, chunks, encoded, query_ids, query_rows
 from hivlp.index.evaluation.ranks_file import RanksWriter
-from hivlp.index.evaluation.report import EvaluationReport
+from hivlp.index.evaluation.report import EvaluationReport, WidthReport
 from hivlp.index.evaluation.reranked import Reranking, with_reranked
+from hivlp.index.evaluation.sweep import QUERIES, sweep, widths_tried
 from hivlp.index.evaluation.tally import Tally
 from hivlp.index.local_searcher import LocalSearcher
 from hivlp.index.snapshot.snapshot import Snapshot
@@ -69,7 +72,8 @@ class EvaluationSettings:
     `at` are the K of R@K; `folds` None is the full gallery; `keeps` the cascade's widths as (level,
     keep), none for its own; `only` a filter of the items whose queries count; `resamples` those of
     the bootstrap, 0 for no intervals. `rerank` is how many of the cascade's rows the model's
-    re-ranker scores again (0: none).
+    re-ranker scores again (0: none); `sweep` measures the cascade at other widths too, on some of
+    the cross-modal queries (not of folds).
     """
 
     sample: int | None = 2_000
@@ -81,15 +85,18 @@ class EvaluationSettings:
     directions: Directions = DIRECTIONS
     resamples: int = RESAMPLES
     rerank: int = 0
+    sweep: bool = False
     quiet: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """The report, and what it was made of."""
+    """The report, and what it was made of; `groups` (items,) tell which items are right."""
 
     report: EvaluationReport
     tallies: tuple[Tally, ...]
+    searcher: LocalSearcher
+    groups: RowArray
 
 
 def evaluate(
@@ -120,12 +127,15 @@ def evaluate(
         protocol=_protocol(settings),
         at=settings.at,
         unread=run.unread,
-        directions=tuple(direction_report(tally, figures, settings.at) for tally in tallies),
+        directions=tuple(
+            direction_report(tally, figures, settings.at, run.widths.get(tally.direction, ()))
+            for tally in tallies
+        ),
         summary=figures.summary(),
         failures=manifest.corpus.failures,
         reranked=settings.rerank,
     )
-    return Evaluation(report, tallies)
+    return Evaluation(report, tallies, run.searcher, run.groups)
 
 
 class _Run:
@@ -142,13 +152,14 @@ class _Run:
         self._ranks = ranks
         column = settings.group
         values = None if column is None else snapshot.catalogue.column(column)
-        self._groups = item_groups(values, snapshot.manifest.items)
-        self._searcher = LocalSearcher(snapshot, model.query_encoder)
+        self.groups = item_groups(values, snapshot.manifest.items)
+        self.searcher = LocalSearcher(snapshot, model.query_encoder)
         self._rows = query_rows(snapshot, model, settings.only, settings.sample)
         if settings.rerank and model.reranker is None:
             raise BuildError(f"rerank: the model {model.name!r} has no re-ranker")
         self._reranking: Reranking | None = None
         self.tallies: dict[tuple[Modality, Modality], Tally] = {}
+        self.widths: dict[tuple[Modality, Modality], tuple[WidthReport, ...]] = {}
         self.unread = 0
 
     def all(self) -> None:
@@ -162,7 +173,7 @@ class _Run:
         with Progress("evaluate", total, "row", quiet=self._settings.quiet) as progress:
             if self._settings.rerank and self._model.reranker is not None:
                 self._reranking = Reranking(
-                    self._searcher, self._model.reranker, self._groups, progress.step
+                    self.searcher, self._model.reranker, self.groups, progress.step
                 )
             for number, fold in enumerate(folds):
                 measurers = dict(self._measurers(fold))
@@ -172,6 +183,24 @@ class _Run:
                         own = {key: m for key, m in measurers.items() if key[0] == query}
                         self._chunk(query, chunk, own, number)
                         progress.step(len(chunk))
+        if self._settings.sweep and self._settings.folds is None:
+            self._sweep(measurers)
+
+    def _sweep(self, measurers: dict[tuple[Modality, Modality], Measurer]) -> None:
+        """Other widths of the cascade, on some of the queries of both cross-modal directions."""
+        at, rng = self._settings.at, np.random.default_rng(SEED)
+        cross = {key: own for key, own in measurers.items() if key in CROSS}
+        total = sum(widths_tried(own, key[0], at) for key, own in cross.items()) * QUERIES
+        with Progress("widths", total, "row", quiet=self._settings.quiet) as progress:
+            for (query, searched), measurer in cross.items():
+                side, rows = self._snapshot.sides[query], self._rows[query]
+                some = np.sort(rng.choice(rows, min(QUERIES, len(rows)), replace=False))
+                sampled = encoded(self._snapshot, self._model, side, some)
+                if sampled is not None:
+                    groups = self.groups[side.row_items[sampled.own_rows]]
+                    self.widths[query, searched] = sweep(
+                        measurer, query, sampled, groups, at, progress.step
+                    )
 
     def _folds(self) -> list[slice | None]:
         folds = self._settings.folds
@@ -202,9 +231,9 @@ class _Run:
     ) -> Iterator[tuple[tuple[Modality, Modality], Measurer]]:
         sides, settings = self._snapshot.sides, self._settings
         galleries = {
-            side: Gallery(self._searcher, side, self._groups)
+            side: Gallery(self.searcher, side, self.groups)
             if fold is None
-            else FoldGallery(self._searcher, side, self._groups, fold)
+            else FoldGallery(self.searcher, side, self.groups, fold)
             for side in sides
         }
         for query, searched in settings.directions:
@@ -232,7 +261,7 @@ class _Run:
         items = side.row_items[sampled.own_rows]
         for direction, measurer in measurers.items():
             tally = self._tally(direction, measurer)
-            measured = measurer.measure(sampled, items, self._groups[items])
+            measured = measurer.measure(sampled, items, self.groups[items])
             tally.left_out += len(items) - (0 if measured is None else len(measured))
             if measured is not None:
                 if self._reranking is not None and direction[0] != direction[1]:

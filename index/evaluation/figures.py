@@ -20,6 +20,7 @@ from hivlp.index.evaluation.report import (
     SummaryReport,
     SystemReport,
     ThresholdReport,
+    WidthReport,
 )
 from hivlp.index.evaluation.tally import EARLY, Tally
 from hivlp.models.levels import Modality
@@ -89,8 +90,10 @@ def six(system: str, at: Sequence[int]) -> list[Key]:
     return [(*direction, system, f"R@{k}") for direction in CROSS for k in at]
 
 
-def direction_report(tally: Tally, figures: Figures, at: Sequence[int]) -> DirectionReport:
-    """One direction's figures."""
+def direction_report(
+    tally: Tally, figures: Figures, at: Sequence[int], widths: tuple[WidthReport, ...] = ()
+) -> DirectionReport:
+    """One direction's figures; `widths` were measured apart."""
     tops = tally.tops
     stages = tally.stages
     return DirectionReport(
@@ -103,6 +106,7 @@ def direction_report(tally: Tally, figures: Figures, at: Sequence[int]) -> Direc
         by_width={n: by_width(tops[n][max(tops[n])], max(tops[n])) for n in sorted(tops)},
         width_needed=width_needed(tops[min(tops)]) if tops else {},
         thresholds=tuple(threshold_curve(stages, at)) if stages is not None else (),
+        widths=widths,
     )
 
 

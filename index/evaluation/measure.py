@@ -106,7 +106,7 @@ class Measurer:
         self.gallery = gallery
         self._depth = depth
         self._same = query == gallery.searched
-        self._k = min(ANN_K, gallery.size - self._same)
+        self.k = min(ANN_K, gallery.size - self._same)
         need = max(most, ANN_K, depth) + self._same
         self.plans: dict[PlanName, Plan] = {
             name: gallery.plan(
@@ -127,21 +127,17 @@ class Measurer:
 
         `items` and `groups` (n,) are those of all the queries.
         """
-        gallery = self.gallery
-        own = sampled.own_rows - gallery.first if self._same else np.full(len(groups), -1)
-        pairs = zip(groups.tolist(), own.tolist(), strict=True)
-        right = [gallery.right_rows(group, row) for group, row in pairs]
-        kept = np.array([i for i, rows in enumerate(right) if len(rows)], dtype=np.int64)
+        kept, block = self.block(sampled, groups)
         if not len(kept):
             return None
-        outputs = {level: out[kept] for level, out in sampled.queries.outputs.items()}
-        block = Block(gallery, outputs, groups[kept], own[kept], [right[i] for i in kept])
-        plans = {name: self._answers(plan, block) for name, plan in self.plans.items()}
-        stages = None if self.early is None else _Traced(self.early, block, self._k)
-        passes = _Passes(block, self._k, self._place, self._sizes)
+        plans = {
+            name: answers_of(plan, block, self.k, self._depth) for name, plan in self.plans.items()
+        }
+        stages = None if self.early is None else _Traced(self.early, block, self.k)
+        passes = Passes(block, self.k, self._place, self._sizes)
         passes.run([*plans.values(), *(stages.answers if stages else ())])
         heads: dict[str, RowArray] = {
-            name: np.where(own.head < 0, -1, own.head + gallery.first)
+            name: np.where(own.head < 0, -1, own.head + self.gallery.first)
             for name, own in plans.items()
         }
         return Measured(
@@ -153,11 +149,24 @@ class Measurer:
             heads,
         )
 
-    def _answers(self, plan: Plan, block: Block) -> Answers:
-        answers = Answers(block, block.gallery.finest, self._k, self._depth)
-        for number, stages in traced(plan, block):
-            answers.put(number, stages[-1])
-        return answers
+    def block(self, sampled: Sampled, groups: RowArray) -> tuple[RowArray, Block]:
+        """The queries that have a right row to find, by their numbers, and as a block."""
+        gallery = self.gallery
+        own = sampled.own_rows - gallery.first if self._same else np.full(len(groups), -1)
+        pairs = zip(groups.tolist(), own.tolist(), strict=True)
+        right = [gallery.right_rows(group, row) for group, row in pairs]
+        kept = np.array([i for i, rows in enumerate(right) if len(rows)], dtype=np.int64)
+        outputs = {level: out[kept] for level, out in sampled.queries.outputs.items()}
+        rows = [right[i] for i in kept]
+        return kept, Block(gallery, outputs, groups[kept], own[kept], rows)
+
+
+def answers_of(plan: Plan, block: Block, k: int, depth: int = 0) -> Answers:
+    """What a plan answers a block with; the best k rows of `Answers.first`, and of its `head`."""
+    answers = Answers(block, block.gallery.finest, k, depth)
+    for number, stages in traced(plan, block):
+        answers.put(number, stages[-1])
+    return answers
 
 
 def traced(plan: Plan, block: Block) -> Iterator[tuple[int, list[Candidates]]]:
@@ -188,7 +197,7 @@ class _Traced:
                     self._confidence[number, place] = sure
                 before = found
 
-    def scored(self, passes: _Passes) -> Stages:
+    def scored(self, passes: Passes) -> Stages:
         """Ranks and ANN recall of each stage."""
         each = [passes.scored(answers) for answers in self.answers]
         ranks = np.stack([one.ranks for one in each], axis=1)
@@ -196,7 +205,7 @@ class _Traced:
         return Stages(self._levels, ranks, ann, self._confidence)
 
 
-class _Passes:
+class Passes:
     """Reads every level's rows once and counts all that must be counted there, finest first."""
 
     def __init__(self, block: Block, k: int, place: RowArray, sizes: list[int]) -> None:

@@ -30,6 +30,11 @@ class Tally:
     left_out: int = 0
     _parts: list[tuple[int, Measured]] = field(default_factory=list)
 
+    @property
+    def direction(self) -> tuple[Modality, Modality]:
+        """(query, searched)"""
+        return self.query, self.searched
+
     def __len__(self) -> int:
         return sum(len(part) for _, part in self._parts)
 
@@ -37,6 +42,11 @@ class Tally:
         """One more block, of one fold."""
         # What a plan found was written or re-ranked by now, and would only be kept.
         self._parts.append((fold, measured.without_heads()))
+
+    @property
+    def rows_asked(self) -> RowArray:
+        """The rows that the queries are, in the side of their own modality: (n,)."""
+        return np.concatenate([part.rows for _, part in self._parts])
 
     @property
     def items(self) -> RowArray:

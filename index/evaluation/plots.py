@@ -1,0 +1,193 @@
+"""Plots as SVG, drawn here: lines with marks, and bars with intervals. No script, no library.
+
+Colours are classes (`s0` to `s5`), so that the page's style says what they are in light and dark.
+Everything that comes from outside is escaped.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+
+WIDTH, HEIGHT = 480, 260
+LEFT, RIGHT, TOP, BOTTOM = 46, 14, 12, 42
+COLOURS = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A series of (x, y), ascending in x; `dashed` to tell another kind of figure apart."""
+
+    name: str
+    points: Sequence[tuple[float, float]]
+    dashed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A value with its interval, or without."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """From values to pixels along one side."""
+
+    low: float
+    high: float
+    begin: float
+    end: float
+    log: bool = False
+
+    def pixel(self, value: float) -> float:
+        """Where a value is drawn."""
+        low, high, at = (math.log(v) if self.log else v for v in (self.low, self.high, value))
+        share = (at - low) / (high - low) if high > low else 0.5
+        return self.begin + share * (self.end - self.begin)
+
+
+def line_plot(
+    title: str,
+    lines: Sequence[Line],
+    x_name: str,
+    *,
+    log: bool = False,
+    mark: tuple[float, str] | None = None,
+) -> str:
+    """Shares from 0 to 1 by a number; `mark` is an x to point out, and what it is."""
+    xs = [x for line in lines for x, _ in line.points]
+    if mark is not None:
+        xs.append(mark[0])
+    x = Scale(min(xs), max(xs), LEFT, WIDTH - RIGHT, log)
+    y = _shares_scale(value for line in lines for _, value in line.points)
+    parts = [*_grid(y), *_x_ticks(x, log), _x_name(x_name)]
+    if mark is not None:
+        at = f"{x.pixel(mark[0]):.1f}"
+        parts.append(f'<path class="mark" d="M{at} {TOP}V{HEIGHT - BOTTOM}"/>')
+        near_end = x.pixel(mark[0]) > WIDTH / 2
+        shift, anchor = (-5, "end") if near_end else (5, "start")
+        parts.append(
+            f'<text class="marked" x="{x.pixel(mark[0]) + shift:.1f}" y="{HEIGHT - BOTTOM - 7}" '
+            f'text-anchor="{anchor}">{escape(mark[1])}</text>'
+        )
+    for place, line in enumerate(lines):
+        parts += _drawn(line, place % COLOURS, x, y)
+    names = [(line.name, line.dashed) for line in lines]
+    return _figure(title, parts, names)
+
+
+def bar_plot(title: str, groups: Mapping[str, Sequence[Bar]], names: Sequence[str]) -> str:
+    """Bars side by side for each group, one for each of `names`, with their intervals."""
+    y = _shares_scale(
+        value
+        for bars in groups.values()
+        for bar in bars
+        for value in (bar.value, bar.value if bar.low is None else bar.low)
+    )
+    parts = [*_grid(y)]
+    room = (WIDTH - LEFT - RIGHT) / max(len(groups), 1)
+    thick = min(room * 0.78 / max(len(names), 1), 22)
+    for place, (group, bars) in enumerate(groups.items()):
+        middle = LEFT + room * (place + 0.5)
+        parts += _group_name(group, middle)
+        begin = middle - thick * len(bars) / 2
+        for number, bar in enumerate(bars):
+            said = f"{group}, {names[number]}"
+            parts += _bar(bar, begin + thick * number, thick, y, number % COLOURS, said)
+    return _figure(title, parts, [(name, False) for name in names])
+
+
+def _shares_scale(values: Iterator[float]) -> Scale:
+    """From a round share below all values to 1."""
+    least = min(values, default=0.0)
+    low = max(0.0, math.floor((least - 0.02) * 10) / 10)
+    return Scale(min(low, 0.8), 1.0, HEIGHT - BOTTOM, TOP)
+
+
+def _grid(y: Scale) -> Iterator[str]:
+    steps = round((y.high - y.low) * 10)
+    every = 2 if steps > 5 else 1
+    for tick in range(0, steps + 1, every):
+        share = y.low + tick / 10
+        at = f"{y.pixel(share):.1f}"
+        yield f'<path class="grid" d="M{LEFT} {at}H{WIDTH - RIGHT}"/>'
+        yield f'<text x="{LEFT - 7}" y="{at}" dy=".35em" text-anchor="end">{share:.0%}</text>'
+
+
+def _x_ticks(x: Scale, log: bool) -> Iterator[str]:
+    ticks = _log_ticks(x) if log else [x.low + (x.high - x.low) * i / 4 for i in range(5)]
+    for tick in ticks:
+        said = f"{tick:,.0f}" if log else f"{tick:.3g}"
+        at = x.pixel(tick)
+        # The outermost names would stick out.
+        anchor = "start" if at < LEFT + 6 else "end" if at > WIDTH - RIGHT - 12 else "middle"
+        yield (
+            f'<text x="{at:.1f}" y="{HEIGHT - BOTTOM + 16}" text-anchor="{anchor}">{said}</text>'
+        )
+
+
+def _log_ticks(x: Scale) -> list[float]:
+    """1, 2 and 5 times powers of ten inside, at most as many as have room."""
+    powers = range(math.floor(math.log10(x.low)), math.ceil(math.log10(x.high)) + 1)
+    found = [times * 10.0**power for power in powers for times in (1, 2, 5)]
+    inside = [tick for tick in found if x.low <= tick <= x.high]
+    if len(inside) > 7:
+        inside = [tick for tick in inside if f"{tick:g}"[0] == "1"]
+    return inside or [x.low, x.high]
+
+
+def _x_name(name: str) -> str:
+    middle = (LEFT + WIDTH - RIGHT) / 2
+    place = f'x="{middle}" y="{HEIGHT - 6}" text-anchor="middle"'
+    return f'<text class="name" {place}>{escape(name)}</text>'
+
+
+def _drawn(line: Line, colour: int, x: Scale, y: Scale) -> Iterator[str]:
+    places = [(x.pixel(px), y.pixel(py)) for px, py in line.points]
+    path = "L".join(f"{px:.1f} {py:.1f}" for px, py in places)
+    dashed = " dashed" if line.dashed else ""
+    yield f'<path class="line s{colour}{dashed}" d="M{path}"/>'
+    for (px, py), (value, share) in zip(places, line.points, strict=True):
+        said = f"{escape(line.name)}: {share:.1%} at {value:,.4g}"
+        place = f'cx="{px:.1f}" cy="{py:.1f}" r="2.6"'
+        yield f'<circle class="s{colour}" {place}><title>{said}</title></circle>'
+
+
+def _bar(bar: Bar, left: float, thick: float, y: Scale, colour: int, said: str) -> Iterator[str]:
+    top, foot = y.pixel(max(bar.value, y.low)), y.pixel(y.low)
+    told = f"{said}: {bar.value:.1%}"
+    if bar.low is not None and bar.high is not None:
+        told += f" ({bar.low:.1%} to {bar.high:.1%})"
+    yield (
+        f'<rect class="s{colour}" x="{left + 1:.1f}" y="{top:.1f}" width="{thick - 2:.1f}" '
+        f'height="{max(foot - top, 0):.1f}" rx="2"><title>{escape(told)}</title></rect>'
+    )
+    if bar.low is not None and bar.high is not None:
+        middle = left + thick / 2
+        ends = f"M{middle:.1f} {y.pixel(bar.low):.1f}V{y.pixel(bar.high):.1f}"
+        yield f'<path class="whisker" d="{ends}"/>'
+
+
+def _group_name(name: str, middle: float) -> Iterator[str]:
+    """A name below its bars, a word of more than one on a line of its own."""
+    words = name.rsplit(" ", 1) if len(name) > 9 else [name]
+    for line, word in enumerate(words):
+        at = HEIGHT - BOTTOM + 16 + 13 * line
+        yield f'<text x="{middle:.1f}" y="{at}" text-anchor="middle">{escape(word)}</text>'
+
+
+def _figure(title: str, parts: Sequence[str], names: Sequence[tuple[str, bool]]) -> str:
+    keys = "".join(
+        f'<li><i class="s{place % COLOURS}{" dashed" if dashed else ""}"></i>{escape(name)}</li>'
+        for place, (name, dashed) in enumerate(names)
+    )
+    return (
+        f'<figure><figcaption>{escape(title)}</figcaption><ul class="key">{keys}</ul>'
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)}">'
+        f"{''.join(parts)}</svg></figure>"
+    )
