@@ -170,9 +170,13 @@ def resamples(text: str) -> int:
 
 def _evaluate(given: argparse.Namespace) -> int:
     from hivlp.index.evaluation.against import differences
+    from hivlp.index.evaluation.page import page_path
     from hivlp.index.evaluation.tables import tables
 
     store = store_of(given)
+    for file in (given.json, given.report and page_path(given.report)):
+        if file is not None:  # before hours of work, not after
+            file.parent.mkdir(parents=True, exist_ok=True)
     index = given.index or "default"
     if given.karpathy is not None:
         index = _indexed(given, store)

@@ -190,7 +190,10 @@ class _Run:
         """Other widths of the cascade, on some of the queries of both cross-modal directions."""
         at, rng = self._settings.at, np.random.default_rng(SEED)
         cross = {key: own for key, own in measurers.items() if key in CROSS}
-        total = sum(widths_tried(own, key[0], at) for key, own in cross.items()) * QUERIES
+        total = sum(
+            widths_tried(own, key[0], at) * min(QUERIES, len(self._rows[key[0]]))
+            for key, own in cross.items()
+        )
         with Progress("widths", total, "row", quiet=self._settings.quiet) as progress:
             for (query, searched), measurer in cross.items():
                 side, rows = self._snapshot.sides[query], self._rows[query]

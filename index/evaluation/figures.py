@@ -61,6 +61,7 @@ class Figures:
             ann10=self._figure([ann]) if ann in self.columns else None,
             keeps=tally.keeps.get(name, ()),
             shares=shares,
+            threshold=None if shares is None else tally.threshold,
         )
 
     def summary(self) -> dict[str, SummaryReport]:

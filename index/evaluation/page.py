@@ -11,12 +11,13 @@ from html import escape
 from importlib.resources import files
 from pathlib import Path
 
-from hivlp.index.evaluation.plots import Bar, Line, bar_plot, line_plot
+from hivlp.index.evaluation.plots import COLOURS, Bar, Line, bar_plot, line_plot
 from hivlp.index.evaluation.report import (
     DirectionReport,
     EvaluationReport,
     Figure,
     SystemReport,
+    ThresholdReport,
     WidthReport,
 )
 from hivlp.index.evaluation.samples import Sample, Shown
@@ -24,6 +25,7 @@ from hivlp.index.evaluation.tables import direction_title, head, pairs
 
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 CASCADE, EARLY = "cascade", "early exit"
+ANN_COLOUR, OTHER_COLOUR = 3, 4
 
 
 def write_page(path: Path, report: EvaluationReport, samples: Sequence[Sample]) -> None:
@@ -65,6 +67,12 @@ def _body(report: EvaluationReport, samples: Sequence[Sample]) -> Iterator[str]:
         yield f'<p class="soft">{escape(direction_title(direction))}</p>'
         yield _systems(direction, report.at)
         yield f'<div class="plots">{"".join(_plots(direction, report.at))}</div>'
+        if direction.width_needed:
+            needed = pairs(direction.width_needed, "{:,}")
+            yield (
+                '<p class="note">K1 at which level 1 holds .99 of the exact top 10, by the size of '
+                f"a gallery of sampled rows: {needed}</p>"
+            )
         own = [s for s in samples if (s.query, s.searched) == (direction.query, direction.searched)]
         if own:
             yield "<h3>Some answers of the cascade</h3>"
@@ -160,7 +168,10 @@ def _plots(direction: DirectionReport, at: Sequence[int]) -> Iterator[str]:
         yield _width_plot(direction, [w for w in direction.widths if w.level == level], at)
     yield from _exit_plots(direction, at)
     if any(len(widths) > 1 for widths in direction.by_width.values()):
-        lines = [Line(f"level {n}", list(own.items())) for n, own in direction.by_width.items()]
+        lines = [
+            Line(f"level {n}", list(own.items()), place % COLOURS)
+            for place, (n, own) in enumerate(direction.by_width.items())
+        ]
         yield line_plot("Share of the exact top 10 among a level's first K", lines, "K", log=True)
 
 
@@ -168,44 +179,55 @@ def _bar(figure: Figure) -> Bar:
     return Bar(figure.value, figure.low, figure.high)
 
 
+def _curves(
+    points: Sequence[tuple[float, ThresholdReport | WidthReport]], at: Sequence[int]
+) -> list[Line]:
+    """R@K and ANN recall by a number, in the colours that they have everywhere."""
+    ordered = sorted(points, key=lambda point: point[0])
+    lines = [
+        Line(f"R@{k}", [(x, own.recalls[k]) for x, own in ordered], place % ANN_COLOUR)
+        for place, k in enumerate(at)
+    ]
+    ann = [(x, own.ann10) for x, own in ordered]
+    return [*lines, Line("ANN@10", ann, ANN_COLOUR, dashed=True)]
+
+
 def _width_plot(
     direction: DirectionReport, widths: Sequence[WidthReport], at: Sequence[int]
 ) -> str:
     level = widths[0].level
-    lines = [Line(f"R@{k}", [(w.keep, w.recalls[k]) for w in widths]) for k in at]
-    lines.append(Line("ANN@10", [(w.keep, w.ann10) for w in widths], dashed=True))
     planned = direction.systems[CASCADE].keeps
-    mark = (float(planned[level - 1]), "as planned") if len(planned) > level else None
     return line_plot(
         f"The cascade by K{level}, what level {level} keeps: {widths[0].queries:,} queries",
-        lines,
+        _curves([(float(width.keep), width) for width in widths], at),
         f"K{level}",
         log=True,
-        mark=mark,
+        mark=(float(planned[level - 1]), "as planned") if len(planned) > level else None,
     )
 
 
 def _exit_plots(direction: DirectionReport, at: Sequence[int]) -> Iterator[str]:
     """By threshold, and by the share that stops early: two views of one thing."""
     points = direction.thresholds
-    if len(points) < 2:
-        return
-    last = max(points[0].shares)
-    early = [(1 - point.shares[last], point) for point in points]
-    recalls = [
-        Line(f"R@{k}", sorted((share, point.recalls[k]) for share, point in early)) for k in at
-    ]
-    recalls.append(
-        Line("ANN@10", sorted((share, point.ann10) for share, point in early), dashed=True)
-    )
-    shares = Line("answered early", sorted((p.threshold, share) for share, p in early))
-    kept = [Line(f"R@{k}", sorted((p.threshold, p.recalls[k]) for p in points)) for k in at[:1]]
     own = direction.systems.get(EARLY)
-    mark = None
-    if own is not None and own.shares is not None:
-        mark = (1 - own.shares[last], "as calibrated")
-    yield line_plot("Early exit by its threshold", [shares, *kept], "threshold")
-    yield line_plot("Recall by the share answered early", recalls, "share of queries", mark=mark)
+    if len(points) < 2 or own is None or own.shares is None or own.threshold is None:
+        return
+    last = max(own.shares)
+    early = sorted((point.threshold, 1 - point.shares[last]) for point in points)
+    curves = _curves([(point.threshold, point) for point in points], at)
+    yield line_plot(
+        "Early exit by its threshold",
+        [Line("answered early", early, OTHER_COLOUR), curves[0], curves[-1]],
+        "threshold",
+        mark=(own.threshold, "as calibrated"),
+    )
+    yield line_plot(
+        "Recall by the share answered early",
+        _curves([(1 - point.shares[last], point) for point in points], at),
+        "share of queries that an early level answers",
+        span=(0.0, 1.0),
+        mark=(1 - own.shares[last], "as calibrated"),
+    )
 
 
 def _sample(sample: Sample) -> str:

@@ -18,10 +18,11 @@ COLOURS = 6
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A series of (x, y), ascending in x; `dashed` to tell another kind of figure apart."""
+    """A series of (x, y), ascending in x, in one of COLOURS; `dashed`: another kind of figure."""
 
     name: str
     points: Sequence[tuple[float, float]]
+    colour: int
     dashed: bool = False
 
 
@@ -57,15 +58,20 @@ def line_plot(
     x_name: str,
     *,
     log: bool = False,
+    span: tuple[float, float] | None = None,
     mark: tuple[float, str] | None = None,
 ) -> str:
-    """Shares from 0 to 1 by a number; `mark` is an x to point out, and what it is."""
+    """Shares from 0 to 1 by a number, over `span` (None: as far as the points go).
+
+    `mark` is an x to point out, and what it is.
+    """
     xs = [x for line in lines for x, _ in line.points]
     if mark is not None:
         xs.append(mark[0])
-    x = Scale(min(xs), max(xs), LEFT, WIDTH - RIGHT, log)
+    low, high = span or (min(xs), max(xs))
+    x = Scale(low, high, LEFT, WIDTH - RIGHT, log)
     y = _shares_scale(value for line in lines for _, value in line.points)
-    parts = [*_grid(y), *_x_ticks(x, log), _x_name(x_name)]
+    parts = [*_grid(y), *_x_ticks(x), _x_name(x_name)]
     if mark is not None:
         at = f"{x.pixel(mark[0]):.1f}"
         parts.append(f'<path class="mark" d="M{at} {TOP}V{HEIGHT - BOTTOM}"/>')
@@ -75,10 +81,9 @@ def line_plot(
             f'<text class="marked" x="{x.pixel(mark[0]) + shift:.1f}" y="{HEIGHT - BOTTOM - 7}" '
             f'text-anchor="{anchor}">{escape(mark[1])}</text>'
         )
-    for place, line in enumerate(lines):
-        parts += _drawn(line, place % COLOURS, x, y)
-    names = [(line.name, line.dashed) for line in lines]
-    return _figure(title, parts, names)
+    for line in lines:
+        parts += _drawn(line, x, y)
+    return _figure(title, parts, [(line.name, line.colour, line.dashed) for line in lines])
 
 
 def bar_plot(title: str, groups: Mapping[str, Sequence[Bar]], names: Sequence[str]) -> str:
@@ -99,7 +104,8 @@ def bar_plot(title: str, groups: Mapping[str, Sequence[Bar]], names: Sequence[st
         for number, bar in enumerate(bars):
             said = f"{group}, {names[number]}"
             parts += _bar(bar, begin + thick * number, thick, y, number % COLOURS, said)
-    return _figure(title, parts, [(name, False) for name in names])
+    keys = [(name, place % COLOURS, False) for place, name in enumerate(names)]
+    return _figure(title, parts, keys)
 
 
 def _shares_scale(values: Iterator[float]) -> Scale:
@@ -119,10 +125,9 @@ def _grid(y: Scale) -> Iterator[str]:
         yield f'<text x="{LEFT - 7}" y="{at}" dy=".35em" text-anchor="end">{share:.0%}</text>'
 
 
-def _x_ticks(x: Scale, log: bool) -> Iterator[str]:
-    ticks = _log_ticks(x) if log else [x.low + (x.high - x.low) * i / 4 for i in range(5)]
-    for tick in ticks:
-        said = f"{tick:,.0f}" if log else f"{tick:.3g}"
+def _x_ticks(x: Scale) -> Iterator[str]:
+    for tick in _log_ticks(x) if x.log else _round_ticks(x):
+        said = f"{tick:,.0f}" if x.log else f"{tick:.4g}"
         at = x.pixel(tick)
         # The outermost names would stick out.
         anchor = "start" if at < LEFT + 6 else "end" if at > WIDTH - RIGHT - 12 else "middle"
@@ -141,21 +146,30 @@ def _log_ticks(x: Scale) -> list[float]:
     return inside or [x.low, x.high]
 
 
+def _round_ticks(x: Scale) -> list[float]:
+    """Three to seven multiples of a round number inside."""
+    room = (x.high - x.low) / 3 or 1.0
+    power = 10.0 ** math.floor(math.log10(room))
+    step = next(times * power for times in (5, 2, 1) if times * power <= room)
+    first, last = math.ceil(x.low / step - 1e-9), math.floor(x.high / step + 1e-9)
+    return [step * number for number in range(first, last + 1)]
+
+
 def _x_name(name: str) -> str:
     middle = (LEFT + WIDTH - RIGHT) / 2
     place = f'x="{middle}" y="{HEIGHT - 6}" text-anchor="middle"'
     return f'<text class="name" {place}>{escape(name)}</text>'
 
 
-def _drawn(line: Line, colour: int, x: Scale, y: Scale) -> Iterator[str]:
+def _drawn(line: Line, x: Scale, y: Scale) -> Iterator[str]:
     places = [(x.pixel(px), y.pixel(py)) for px, py in line.points]
     path = "L".join(f"{px:.1f} {py:.1f}" for px, py in places)
     dashed = " dashed" if line.dashed else ""
-    yield f'<path class="line s{colour}{dashed}" d="M{path}"/>'
+    yield f'<path class="line s{line.colour}{dashed}" d="M{path}"/>'
     for (px, py), (value, share) in zip(places, line.points, strict=True):
         said = f"{escape(line.name)}: {share:.1%} at {value:,.4g}"
         place = f'cx="{px:.1f}" cy="{py:.1f}" r="2.6"'
-        yield f'<circle class="s{colour}" {place}><title>{said}</title></circle>'
+        yield f'<circle class="s{line.colour}" {place}><title>{said}</title></circle>'
 
 
 def _bar(bar: Bar, left: float, thick: float, y: Scale, colour: int, said: str) -> Iterator[str]:
@@ -181,10 +195,11 @@ def _group_name(name: str, middle: float) -> Iterator[str]:
         yield f'<text x="{middle:.1f}" y="{at}" text-anchor="middle">{escape(word)}</text>'
 
 
-def _figure(title: str, parts: Sequence[str], names: Sequence[tuple[str, bool]]) -> str:
+def _figure(title: str, parts: Sequence[str], names: Sequence[tuple[str, int, bool]]) -> str:
+    """A titled drawing with a key of names, colours, and whether they are dashed."""
     keys = "".join(
-        f'<li><i class="s{place % COLOURS}{" dashed" if dashed else ""}"></i>{escape(name)}</li>'
-        for place, (name, dashed) in enumerate(names)
+        f'<li><i class="s{colour}{" dashed" if dashed else ""}"></i>{escape(name)}</li>'
+        for name, colour, dashed in names
     )
     return (
         f'<figure><figcaption>{escape(title)}</figcaption><ul class="key">{keys}</ul>'

@@ -21,13 +21,15 @@ class Figure:
 class SystemReport:
     """One system in one direction: R@K by K, and ANN recall@10 (None of what is re-ranked).
 
-    `keeps` are a plan's widths; `shares` of queries that each level answered, of an early exit.
+    `keeps` are a plan's widths; of an early exit, `shares` of queries that each level answered, and
+    the `threshold` that was calibrated.
     """
 
     recalls: dict[int, Figure]
     ann10: Figure | None
     keeps: tuple[int, ...] = ()
     shares: dict[int, float] | None = None
+    threshold: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

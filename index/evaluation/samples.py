@@ -46,7 +46,7 @@ class Shown:
 @dataclass(frozen=True, slots=True)
 class Sample:
     """One query, where its right answer stood (None: the cascade did not find it), and the first
-    items found, each with whether it is right.
+    rows found, each with whether it is right.
     """
 
     query: Modality
@@ -116,12 +116,14 @@ class _Shower:
     def hits(
         self, searched: Modality, found: Candidates, groups: RowArray, group: int
     ) -> Iterator[tuple[Shown, bool]]:
-        """The first items found, and whether each is right."""
-        catalogue = self._searcher.snapshot.catalogue
-        for hit in self._searcher.items(searched, found, HITS, 0):
-            right = bool(groups[catalogue.ordinal(hit.id)] == group)
-            picture = self._picture(hit.id) if searched == "image" else None
-            yield Shown(hit.id, hit.text, picture), right
+        """The first rows found, as ranks count them, and whether each is right."""
+        rows = found.rows[:HITS]
+        ordinals = self._searcher.ordinals(searched, rows)
+        ids = self._searcher.snapshot.catalogue.ids(ordinals)
+        for own, row, ordinal in zip(ids, rows.tolist(), ordinals.tolist(), strict=True):
+            picture = self._picture(own) if searched == "image" else None
+            right = bool(groups[ordinal] == group)
+            yield Shown(own, self._searcher.text(searched, row), picture), right
 
     def _picture(self, item: str) -> str | None:
         reference = self._searcher.snapshot.catalogue.image_ref(item)

@@ -127,6 +127,20 @@ def test_a_picture_that_is_missing_stops_it_and_is_named(
     assert "figures of a benchmark need all" in out
 
 
+def test_a_report_page_shows_pictures_and_widths(
+    arguments: list[str], tmp_path: Path, capsys: Capture
+) -> None:
+    assert main([*arguments, "--report", str(tmp_path / "out"), "--at", "1,5"]) == 0
+    file = tmp_path / "out" / "index.html"
+    assert f"report page: {file}" in capsys.readouterr().out
+    document = file.read_text()
+    assert "The cascade by K1, what level 1 keeps: " in document
+    assert "The cascade by K2, what level 2 keeps: " in document
+    assert document.count("data:image/jpeg;base64,") > 20
+    assert "found first" in document
+    assert main([*arguments, "--report", "/dev/null/x"]) == 1
+
+
 def test_with_a_reranker_its_figures_stand_beside(
     arguments: list[str], made: Path, tmp_path: Path, capsys: Capture
 ) -> None:
