@@ -203,7 +203,7 @@ def _write_page(given: Path, evaluation: Evaluation, model: Model) -> str:
     from hivlp.index.evaluation.page import page_path, write_page
     from hivlp.index.evaluation.samples import samples
 
-    shown = samples(evaluation.searcher, model, evaluation.tallies, evaluation.groups)
+    shown = samples(evaluation, model)
     path = page_path(given)
     write_page(path, evaluation.report, shown)
     return f"report page: {path}"

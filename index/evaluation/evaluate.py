@@ -12,7 +12,7 @@ Queries are encoded and measured CHUNK at a time; what is kept is a few numbers 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -44,6 +44,7 @@ DIRECTIONS: Directions = (
     ("text", "text"),
 )
 """(query, searched)"""
+Measurers = Mapping[tuple[Modality, Modality], Measurer]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,12 +92,16 @@ class EvaluationSettings:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """The report, and what it was made of; `groups` (items,) tell which items are right."""
+    """The report, and what it was made of; `groups` (items,) tell which items are right.
+
+    `measurers` gives those of a fold (0 where there are none), by direction.
+    """
 
     report: EvaluationReport
     tallies: tuple[Tally, ...]
     searcher: LocalSearcher
     groups: RowArray
+    measurers: Callable[[int], Measurers]
 
 
 def evaluate(
@@ -135,7 +140,7 @@ def evaluate(
         failures=manifest.corpus.failures,
         reranked=settings.rerank,
     )
-    return Evaluation(report, tallies, run.searcher, run.groups)
+    return Evaluation(report, tallies, run.searcher, run.groups, run.measurers)
 
 
 class _Run:
@@ -176,7 +181,7 @@ class _Run:
                     self.searcher, self._model.reranker, self.groups, progress.step
                 )
             for number, fold in enumerate(folds):
-                measurers = dict(self._measurers(fold))
+                measurers = self.measurers(number)
                 for query in self._queries():
                     rows = self._of(fold, query)
                     for chunk in chunks(rows):
@@ -186,7 +191,11 @@ class _Run:
         if self._settings.sweep and self._settings.folds is None:
             self._sweep(measurers)
 
-    def _sweep(self, measurers: dict[tuple[Modality, Modality], Measurer]) -> None:
+    def measurers(self, fold: int) -> Measurers:
+        """What measures in a fold, by direction; 0 is all rows where there are no folds."""
+        return dict(self._measurers(self._folds()[fold]))
+
+    def _sweep(self, measurers: Measurers) -> None:
         """Other widths of the cascade, on some of the queries of both cross-modal directions."""
         at, rng = self._settings.at, np.random.default_rng(SEED)
         cross = {key: own for key, own in measurers.items() if key in CROSS}
@@ -252,7 +261,7 @@ class _Run:
         self,
         query: Modality,
         rows: RowArray,
-        measurers: dict[tuple[Modality, Modality], Measurer],
+        measurers: Measurers,
         fold: int,
     ) -> None:
         side = self._snapshot.sides[query]

@@ -6,12 +6,12 @@ escaped, and the page's own policy forbids scripts and everything that isn't in 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from importlib.resources import files
 from pathlib import Path
 
-from hivlp.index.evaluation.plots import COLOURS, Bar, Line, bar_plot, line_plot
+from hivlp.index.evaluation.plots import COLOURS, Dot, Line, dot_plot, line_plot
 from hivlp.index.evaluation.report import (
     DirectionReport,
     EvaluationReport,
@@ -20,11 +20,12 @@ from hivlp.index.evaluation.report import (
     ThresholdReport,
     WidthReport,
 )
+from hivlp.index.evaluation.reranked import CASCADE
 from hivlp.index.evaluation.samples import Sample, Shown
-from hivlp.index.evaluation.tables import direction_title, head, pairs
+from hivlp.index.evaluation.tables import direction_title, head
+from hivlp.index.evaluation.tally import EARLY
 
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
-CASCADE, EARLY = "cascade", "early exit"
 ANN_COLOUR, OTHER_COLOUR = 3, 4
 
 
@@ -56,7 +57,7 @@ def page(report: EvaluationReport, samples: Sequence[Sample]) -> str:
 
 
 def _body(report: EvaluationReport, samples: Sequence[Sample]) -> Iterator[str]:
-    yield f"<h1>{escape(report.index)}</h1>"
+    yield f"<h1>Evaluation of {escape(report.index)}</h1>"
     yield from (f'<p class="soft">{escape(line)}</p>' for line in head(report))
     if report.summary:
         yield "<h2>Both directions</h2>" + _summary(report)
@@ -68,11 +69,7 @@ def _body(report: EvaluationReport, samples: Sequence[Sample]) -> Iterator[str]:
         yield _systems(direction, report.at)
         yield f'<div class="plots">{"".join(_plots(direction, report.at))}</div>'
         if direction.width_needed:
-            needed = pairs(direction.width_needed, "{:,}")
-            yield (
-                '<p class="note">K1 at which level 1 holds .99 of the exact top 10, by the size of '
-                f"a gallery of sampled rows: {needed}</p>"
-            )
+            yield _needed(direction.width_needed)
         own = [s for s in samples if (s.query, s.searched) == (direction.query, direction.searched)]
         if own:
             yield "<h3>Some answers of the cascade</h3>"
@@ -142,8 +139,19 @@ def _said(own: SystemReport) -> str:
     if own.keeps:
         return "keeps " + ", ".join(f"{keep:,}" for keep in own.keeps)
     if own.shares is not None:
-        return "answered by level " + pairs(own.shares, "{:.1%}")
+        shares = ", ".join(f"{share:.1%} by level {n}" for n, share in own.shares.items())
+        return f"answered {shares}"
     return ""
+
+
+def _needed(widths: Mapping[int, int]) -> str:
+    cells = "".join(f"<td>{width:,}</td>" for width in widths.values())
+    table = _table(["rows", *(f"{size:,}" for size in widths)], [[_name("K1"), cells]])
+    return (
+        "<h3>The K1 that the gallery's size asks for</h3>"
+        '<p class="note">What level 1 must keep to hold .99 of the exact top 10, in galleries of '
+        f"sampled rows.</p>{table}"
+    )
 
 
 def _name(name: str) -> str:
@@ -159,9 +167,9 @@ def _cell(figure: Figure, times: float) -> str:
 
 def _plots(direction: DirectionReport, at: Sequence[int]) -> Iterator[str]:
     names = [f"R@{k}" for k in at]
-    yield bar_plot(
+    yield dot_plot(
         "Recall, level by level and plan by plan",
-        {name: [_bar(own.recalls[k]) for k in at] for name, own in direction.systems.items()},
+        {name: [_dot(own.recalls[k]) for k in at] for name, own in direction.systems.items()},
         names,
     )
     for level in sorted({width.level for width in direction.widths}):
@@ -175,8 +183,8 @@ def _plots(direction: DirectionReport, at: Sequence[int]) -> Iterator[str]:
         yield line_plot("Share of the exact top 10 among a level's first K", lines, "K", log=True)
 
 
-def _bar(figure: Figure) -> Bar:
-    return Bar(figure.value, figure.low, figure.high)
+def _dot(figure: Figure) -> Dot:
+    return Dot(figure.value, figure.low, figure.high)
 
 
 def _curves(

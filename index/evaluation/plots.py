@@ -1,7 +1,8 @@
-"""Plots as SVG, drawn here: lines with marks, and bars with intervals. No script, no library.
+"""Plots as SVG, drawn here: lines with marks, and dots with intervals. No script, no library.
 
 Colours are classes (`s0` to `s5`), so that the page's style says what they are in light and dark.
-Everything that comes from outside is escaped.
+Everything that comes from outside is escaped. Notable: the scale of shares need not begin at 0, so
+figures side by side are dots: a bar's length would lie.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from html import escape
 WIDTH, HEIGHT = 480, 260
 LEFT, RIGHT, TOP, BOTTOM = 46, 14, 12, 42
 COLOURS = 6
+MOST_STEPS = 5
+"""Steps of a tenth that a scale of shares has at most; beyond, they are of two tenths."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +30,7 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
-class Bar:
+class Dot:
     """A value with its interval, or without."""
 
     value: float
@@ -86,38 +89,33 @@ def line_plot(
     return _figure(title, parts, [(line.name, line.colour, line.dashed) for line in lines])
 
 
-def bar_plot(title: str, groups: Mapping[str, Sequence[Bar]], names: Sequence[str]) -> str:
-    """Bars side by side for each group, one for each of `names`, with their intervals."""
-    y = _shares_scale(
-        value
-        for bars in groups.values()
-        for bar in bars
-        for value in (bar.value, bar.value if bar.low is None else bar.low)
-    )
+def dot_plot(title: str, groups: Mapping[str, Sequence[Dot]], names: Sequence[str]) -> str:
+    """Dots side by side for each group, one for each of `names`, with their intervals."""
+    dots = [dot for group in groups.values() for dot in group]
+    y = _shares_scale(dot.value if dot.low is None else dot.low for dot in dots)
     parts = [*_grid(y)]
     room = (WIDTH - LEFT - RIGHT) / max(len(groups), 1)
-    thick = min(room * 0.78 / max(len(names), 1), 22)
-    for place, (group, bars) in enumerate(groups.items()):
+    apart = min(room * 0.7 / max(len(names), 1), 18)
+    for place, (group, own) in enumerate(groups.items()):
         middle = LEFT + room * (place + 0.5)
         parts += _group_name(group, middle)
-        begin = middle - thick * len(bars) / 2
-        for number, bar in enumerate(bars):
-            said = f"{group}, {names[number]}"
-            parts += _bar(bar, begin + thick * number, thick, y, number % COLOURS, said)
+        for number, dot in enumerate(own):
+            x = middle + apart * (number - (len(own) - 1) / 2)
+            parts += _dot(dot, x, y, number % COLOURS, f"{group}, {names[number]}")
     keys = [(name, place % COLOURS, False) for place, name in enumerate(names)]
     return _figure(title, parts, keys)
 
 
 def _shares_scale(values: Iterator[float]) -> Scale:
-    """From a round share below all values to 1."""
-    least = min(values, default=0.0)
-    low = max(0.0, math.floor((least - 0.02) * 10) / 10)
+    """From a round share below all values to 1, in whole steps of `_grid`."""
+    tenths = max(0, math.floor((min(values, default=0.0) - 0.02) * 10))
+    low = tenths / 10 if tenths >= 10 - MOST_STEPS else tenths // 2 / 5
     return Scale(min(low, 0.8), 1.0, HEIGHT - BOTTOM, TOP)
 
 
 def _grid(y: Scale) -> Iterator[str]:
     steps = round((y.high - y.low) * 10)
-    every = 2 if steps > 5 else 1
+    every = 2 if steps > MOST_STEPS else 1
     for tick in range(0, steps + 1, every):
         share = y.low + tick / 10
         at = f"{y.pixel(share):.1f}"
@@ -172,23 +170,18 @@ def _drawn(line: Line, x: Scale, y: Scale) -> Iterator[str]:
         yield f'<circle class="s{line.colour}" {place}><title>{said}</title></circle>'
 
 
-def _bar(bar: Bar, left: float, thick: float, y: Scale, colour: int, said: str) -> Iterator[str]:
-    top, foot = y.pixel(max(bar.value, y.low)), y.pixel(y.low)
-    told = f"{said}: {bar.value:.1%}"
-    if bar.low is not None and bar.high is not None:
-        told += f" ({bar.low:.1%} to {bar.high:.1%})"
-    yield (
-        f'<rect class="s{colour}" x="{left + 1:.1f}" y="{top:.1f}" width="{thick - 2:.1f}" '
-        f'height="{max(foot - top, 0):.1f}" rx="2"><title>{escape(told)}</title></rect>'
-    )
-    if bar.low is not None and bar.high is not None:
-        middle = left + thick / 2
-        ends = f"M{middle:.1f} {y.pixel(bar.low):.1f}V{y.pixel(bar.high):.1f}"
-        yield f'<path class="whisker" d="{ends}"/>'
+def _dot(dot: Dot, x: float, y: Scale, colour: int, said: str) -> Iterator[str]:
+    told = f"{said}: {dot.value:.1%}"
+    if dot.low is not None and dot.high is not None:
+        told += f" ({dot.low:.1%} to {dot.high:.1%})"
+        ends = f"M{x:.1f} {y.pixel(dot.low):.1f}V{y.pixel(dot.high):.1f}"
+        yield f'<path class="whisker s{colour}" d="{ends}"/>'
+    place = f'cx="{x:.1f}" cy="{y.pixel(dot.value):.1f}" r="4"'
+    yield f'<circle class="s{colour}" {place}><title>{escape(told)}</title></circle>'
 
 
 def _group_name(name: str, middle: float) -> Iterator[str]:
-    """A name below its bars, a word of more than one on a line of its own."""
+    """A name below its dots, a word of more than one on a line of its own."""
     words = name.rsplit(" ", 1) if len(name) > 9 else [name]
     for line, word in enumerate(words):
         at = HEIGHT - BOTTOM + 16 + 13 * line

@@ -16,6 +16,7 @@ import numpy as np
 
 from hivlp.index.build.encode import LIMITS
 from hivlp.index.candidates import RowArray
+from hivlp.index.cascade import PlanName
 from hivlp.index.errors import BuildError
 from hivlp.index.evaluation.measure import Measured, Scored
 from hivlp.index.evaluation.plain import BoolArray
@@ -28,7 +29,7 @@ from hivlp.models.levels import Modality
 from hivlp.models.reranker import Reranker
 from hivlp.models.runtime.images import decode_image
 
-CASCADE = "cascade"
+CASCADE: PlanName = "cascade"
 RERANKED = "cascade, re-ranked"
 
 

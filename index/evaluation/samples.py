@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from PIL import Image
 
 from hivlp.index.build.encode import LIMITS
 from hivlp.index.build.model import Model
-from hivlp.index.candidates import Candidates, RowArray
-from hivlp.index.cascade import PlanRequest
+from hivlp.index.build.widths import ROUNDING
+from hivlp.index.candidates import RowArray
 from hivlp.index.errors import CorpusError
+from hivlp.index.evaluation.evaluate import Evaluation
 from hivlp.index.evaluation.figures import CROSS
-from hivlp.index.evaluation.queries import SEED, encoded
+from hivlp.index.evaluation.measure import Measurer
+from hivlp.index.evaluation.queries import SEED, Sampled, encoded
 from hivlp.index.evaluation.reranked import CASCADE
 from hivlp.index.evaluation.tally import Tally
 from hivlp.index.local_searcher import LocalSearcher
-from hivlp.index.plans import run_plan
 from hivlp.index.snapshot.uploads import PictureRoots, picture_roots
 from hivlp.models.errors import ImageError
 from hivlp.models.levels import Modality
@@ -56,16 +58,14 @@ class Sample:
     hits: tuple[tuple[Shown, bool], ...]
 
 
-def samples(
-    searcher: LocalSearcher, model: Model, tallies: Sequence[Tally], groups: RowArray
-) -> list[Sample]:
-    """EACH right and EACH wrong answers of both cross-modal directions; `groups` (items,)."""
-    shower = _Shower(searcher)
+def samples(evaluation: Evaluation, model: Model) -> list[Sample]:
+    """EACH right and EACH wrong answers of both cross-modal directions, found again."""
+    again = _Again(evaluation, model)
     return [
         sample
-        for tally in tallies
-        if (tally.query, tally.searched) in CROSS
-        for sample in _of(tally, searcher, model, groups, shower)
+        for tally in evaluation.tallies
+        if tally.direction in CROSS
+        for sample in again.some(tally)
     ]
 
 
@@ -77,24 +77,43 @@ def picked(ranks: np.ndarray) -> RowArray:
     return np.concatenate(each).astype(np.int64)
 
 
-def _of(
-    tally: Tally, searcher: LocalSearcher, model: Model, groups: RowArray, shower: _Shower
-) -> Iterator[Sample]:
-    snapshot = searcher.snapshot
-    ranks = tally.systems[CASCADE].ranks
-    chosen = picked(ranks)
-    asking = snapshot.sides[tally.query]
-    plan = searcher.plan(PlanRequest(tally.searched, tally.query, HITS, "cascade"))
-    for number in chosen.tolist():
-        row = tally.rows_asked[number : number + 1]
-        sampled = encoded(snapshot, model, asking, row)
-        if sampled is None:
-            continue
-        (found,) = run_plan(searcher, tally.searched, plan, sampled.queries.outputs)
-        item = int(asking.row_items[row[0]])
-        rank = None if np.isinf(ranks[number]) else int(ranks[number])
-        hits = tuple(shower.hits(tally.searched, found, groups, int(groups[item])))
-        yield Sample(tally.query, tally.searched, shower.asked(tally.query, row[0]), rank, hits)
+class _Again:
+    """Asks queries again as they were measured: by the same plan, in the same fold."""
+
+    def __init__(self, evaluation: Evaluation, model: Model) -> None:
+        self._groups, self._model = evaluation.groups, model
+        self._snapshot = evaluation.searcher.snapshot
+        self._measurers = lru_cache(maxsize=1)(evaluation.measurers)
+        self._shower = _Shower(evaluation.searcher)
+
+    def some(self, tally: Tally) -> Iterator[Sample]:
+        """Queries of one direction, and what the cascade answers them with."""
+        ranks, folds = tally.systems[CASCADE].ranks, tally.folds
+        side = self._snapshot.sides[tally.query]
+        for number in picked(ranks).tolist():
+            row = tally.rows_asked[number : number + 1]
+            sampled = encoded(self._snapshot, self._model, side, row)
+            if sampled is not None:
+                measurer = self._measurers(int(folds[number]))[tally.direction]
+                group = int(self._groups[side.row_items[row[0]]])
+                rows = first_rows(measurer, sampled, group)
+                asked = self._shower.asked(tally.query, int(row[0]))
+                hits = tuple(self._shower.hits(tally.searched, rows, self._groups, group))
+                rank = None if np.isinf(ranks[number]) else int(ranks[number])
+                yield Sample(*tally.direction, asked, rank, hits)
+
+
+def first_rows(measurer: Measurer, sampled: Sampled, group: int) -> RowArray:
+    """The first rows that the cascade finds for one query, as ranks count them: of what scores the
+    same, what is right stands last.
+    """
+    gallery = measurer.gallery
+    (found,) = gallery.trace(measurer.plans[CASCADE], sampled.queries.outputs)[-1]
+    right = gallery.groups[found.rows] == group
+    counted = found.scores - np.float32(ROUNDING) * right
+    order = np.lexsort((found.rows, right, -counted))[:HITS]
+    first: RowArray = found.rows[order] + gallery.first
+    return first
 
 
 class _Shower:
@@ -114,10 +133,9 @@ class _Shower:
         return Shown(own, None, self._picture(own))
 
     def hits(
-        self, searched: Modality, found: Candidates, groups: RowArray, group: int
+        self, searched: Modality, rows: RowArray, groups: RowArray, group: int
     ) -> Iterator[tuple[Shown, bool]]:
-        """The first rows found, as ranks count them, and whether each is right."""
-        rows = found.rows[:HITS]
+        """Some rows, and whether each is right."""
         ordinals = self._searcher.ordinals(searched, rows)
         ids = self._searcher.snapshot.catalogue.ids(ordinals)
         for own, row, ordinal in zip(ids, rows.tolist(), ordinals.tolist(), strict=True):

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from hivlp.index.evaluation.page import page, page_path, write_page
-from hivlp.index.evaluation.plots import Bar, Line, bar_plot, line_plot
+from hivlp.index.evaluation.plots import Dot, Line, dot_plot, line_plot
 from hivlp.index.evaluation.report import (
     DifferenceReport,
     DirectionReport,
@@ -122,7 +122,7 @@ def test_the_page_shows_figures_intervals_and_samples() -> None:
         assert word in words
     for word in ("cascade, re-ranked", "keeps 50, 20, 10", "found first", "found at 7"):
         assert word in words
-    for word in ("not found", "+1.50", "no picture", "90: 71", "Early exit by its threshold"):
+    for word in ("not found", "+1.50", "no picture", "sampled rows", "Early exit by its threshold"):
         assert word in words
     assert document.count("<svg") == 6
 
@@ -152,7 +152,7 @@ def test_an_evaluation_of_nothing_is_a_page_too() -> None:
         directions=(),
         summary={},
     )
-    assert "<h1>a</h1>" in page(empty, [])
+    assert "<h1>Evaluation of a</h1>" in page(empty, [])
     parsed(page(empty, []))
 
 
@@ -195,15 +195,32 @@ def test_few_points_make_a_plot_too(points: list[tuple[float, float]]) -> None:
         assert 0 <= float(element.attrib["cy"]) <= 260
 
 
-def test_bars_are_as_high_as_their_values_and_say_their_intervals() -> None:
-    bars = {"level 1": [Bar(0.5, 0.4, 0.6), Bar(1.0)], "cascade": [Bar(0.0, 0.0, 0.1), Bar(0.25)]}
-    drawn = svg(bar_plot("t", bars, ["R@1", "R@10"]))
-    heights = [float(r.attrib["height"]) for r in drawn.iter("rect")]
-    assert heights[0] == pytest.approx(heights[1] / 2, abs=0.2)
-    assert heights[3] == pytest.approx(heights[1] / 4, abs=0.2)
-    assert heights[2] == 0
-    assert sum(p.attrib["class"] == "whisker" for p in drawn.iter("path")) == 2
-    assert drawn.findtext("rect/title") == "level 1, R@1: 50.0% (40.0% to 60.0%)"
+def test_dots_stand_as_high_as_their_values_and_say_their_intervals() -> None:
+    dots = {"level 1": [Dot(0.5, 0.4, 0.6), Dot(1.0)], "cascade": [Dot(0.0, 0.0, 0.1), Dot(0.25)]}
+    drawn = svg(dot_plot("t", dots, ["R@1", "R@10"]))
+    half, whole, none, quarter = (float(c.attrib["cy"]) for c in drawn.iter("circle"))
+    assert none - half == pytest.approx((none - whole) / 2, abs=0.2)
+    assert none - quarter == pytest.approx((none - whole) / 4, abs=0.2)
+    whiskers = [p.attrib for p in drawn.iter("path") if "whisker" in p.attrib["class"]]
+    assert [own["class"] for own in whiskers] == ["whisker s0", "whisker s0"]
+    top, foot = (none - share * (none - whole) for share in (0.6, 0.4))
+    ends = re.findall(r"[\d.]+", whiskers[0]["d"])[1:]
+    assert [float(end) for end in ends] == pytest.approx([foot, top], abs=0.2)
+    assert drawn.findtext("circle/title") == "level 1, R@1: 50.0% (40.0% to 60.0%)"
+
+
+@pytest.mark.parametrize(
+    ("least", "ticks"),
+    [
+        (0.05, ["0%", "20%", "40%", "60%", "80%", "100%"]),
+        (0.37, ["20%", "40%", "60%", "80%", "100%"]),
+        (0.55, ["50%", "60%", "70%", "80%", "90%", "100%"]),
+        (0.99, ["80%", "90%", "100%"]),
+    ],
+)
+def test_a_scale_of_shares_begins_below_all_and_ends_at_all(least: float, ticks: list[str]) -> None:
+    drawn = svg(dot_plot("t", {"a": [Dot(least), Dot(1.0)]}, ["x", "y"]))
+    assert [text.text for text in drawn.iter("text")][: len(ticks)] == ticks
 
 
 def test_some_right_and_some_wrong_answers_are_picked() -> None:
