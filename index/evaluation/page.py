@@ -13,6 +13,7 @@ from pathlib import Path
 
 from hivlp.index.evaluation.plots import COLOURS, Dot, Line, dot_plot, line_plot
 from hivlp.index.evaluation.report import (
+    DifferenceReport,
     DirectionReport,
     EvaluationReport,
     Figure,
@@ -64,7 +65,7 @@ def _body(report: EvaluationReport, samples: Sequence[Sample]) -> Iterator[str]:
     if report.against is not None:
         yield f"<h2>Less {escape(report.against)}</h2>" + _differences(report)
     for direction in report.directions:
-        yield f"<h2>{escape(_way(direction.query, direction.searched))}</h2>"
+        yield f"<h2>{_way(direction.query, direction.searched)}</h2>"
         yield f'<p class="soft">{escape(direction_title(direction))}</p>'
         yield _systems(direction, report.at)
         yield f'<div class="plots">{"".join(_plots(direction, report.at))}</div>'
@@ -100,21 +101,37 @@ def _summary(report: EvaluationReport) -> str:
 
 
 def _differences(report: EvaluationReport) -> str:
-    rows = []
-    for own in report.differences:
-        way = "both" if own.query is None else f"{own.query} to {own.searched}"
-        cells = "".join(
-            f"<td>{escape(name)} {_apart(figure)}</td>" for name, figure in own.figures.items()
-        )
-        rows.append([_name(own.system), f"<td>{way}</td><td>{own.queries:,}</td>", cells])
+    """AR of both directions, then each direction's own."""
     note = (
-        '<p class="note">Points of a hundred; paired by query. Bold: the 95 % interval leaves out '
+        '<p class="note">Points of a hundred, paired by query. Bold: the 95 % interval leaves out '
         "0.</p>"
     )
-    return note + _table(["", "direction", "queries"], rows)
+    ways = dict.fromkeys((own.query, own.searched) for own in report.differences)
+    tables = []
+    for query, searched in sorted(ways, key=lambda way: way[0] is not None):
+        own = [d for d in report.differences if (d.query, d.searched) == (query, searched)]
+        if query is not None and searched is not None:
+            tables.append(f"<h3>{_way(query, searched)}</h3>")
+        tables.append(_apart_table(own))
+    return note + "".join(tables)
 
 
-def _apart(figure: Figure) -> str:
+def _apart_table(found: Sequence[DifferenceReport]) -> str:
+    names = list(dict.fromkeys(name for own in found for name in own.figures))
+    rows = [
+        [
+            _name(own.system),
+            *(f"<td>{_apart(own.figures.get(name))}</td>" for name in names),
+            f"<td>{own.queries:,}</td>",
+        ]
+        for own in found
+    ]
+    return _table(["", *names, "queries"], rows)
+
+
+def _apart(figure: Figure | None) -> str:
+    if figure is None:
+        return "–"
     if figure.low is None or figure.high is None:
         return f"{figure.value:+.2f}"
     said = f"{figure.value:+.2f}<small>{figure.low:+.2f} to {figure.high:+.2f}</small>"

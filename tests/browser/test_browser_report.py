@@ -16,8 +16,10 @@ from tests.integration.served_home import make_corpus, make_home
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     home = make_home(tmp_path_factory.mktemp("home"), make_corpus(tmp_path_factory.mktemp("c")))
     out = tmp_path_factory.mktemp("report")
-    given = ["evaluate", "--home", str(home), "--report", str(out), "--resamples", "50"]
-    assert main(given) == 0
+    ranks = str(out / "ranks-of-the-last-time-with-a-name-that-no-phone-is-wide-enough-for.jsonl")
+    given = ["evaluate", "--home", str(home), "--resamples", "50"]
+    assert main([*given, "--ranks", ranks]) == 0
+    assert main([*given, "--report", str(out), "--against", ranks]) == 0
     return out / "index.html"
 
 

@@ -59,7 +59,11 @@ def report(name: str = "default") -> EvaluationReport:
         ),
     )
     both = SummaryReport(Figure(70.0, 65.0, 75.0), Figure(420.0))
-    apart = DifferenceReport("text", "image", "cascade", 40, {"R@1": Figure(1.5, 0.2, 2.5)})
+    apart = (
+        DifferenceReport("text", "image", "level 1", 40, {"R@1": Figure(-0.5, -2.0, 1.0)}),
+        DifferenceReport("text", "image", "cascade", 40, {"R@1": Figure(1.5, 0.2, 2.5)}),
+        DifferenceReport(None, None, "cascade", 80, {"AR": Figure(0.25)}),
+    )
     return EvaluationReport(
         index=name,
         version="v1",
@@ -74,7 +78,7 @@ def report(name: str = "default") -> EvaluationReport:
         failures=3,
         reranked=20,
         against=name,
-        differences=(apart,),
+        differences=apart,
     )
 
 
@@ -125,6 +129,14 @@ def test_the_page_shows_figures_intervals_and_samples() -> None:
     for word in ("not found", "+1.50", "no picture", "sampled rows", "Early exit by its threshold"):
         assert word in words
     assert document.count("<svg") == 6
+
+
+def test_differences_are_bold_where_their_interval_leaves_out_nothing() -> None:
+    document = page(report(), [])
+    assert document.count('class="apart"') == 1
+    assert '<span class="apart">+1.50<small>+0.20 to +2.50</small></span>' in document
+    assert "<td>-0.50<small>-2.00 to +1.00</small></td>" in document
+    assert document.index("<th>AR</th>") < document.index("+0.25") < document.index("-0.50")
 
 
 def test_nothing_from_outside_is_unescaped_and_nothing_is_loaded() -> None:
