@@ -7,13 +7,13 @@ the mean of the folds' figures.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
 from hivlp.index.evaluation.bootstrap import RESAMPLES, Column, Numbers, interval, resampled
 from hivlp.index.evaluation.counting import Counts
-from hivlp.index.evaluation.measure import Scored, Stages
+from hivlp.index.evaluation.measure import LEVEL, Scored, Stages
 from hivlp.index.evaluation.report import (
     DirectionReport,
     Figure,
@@ -67,23 +67,47 @@ class Figures:
     def summary(self) -> dict[str, SummaryReport]:
         """AR and RSUM of every system that was measured in both directions."""
         names = dict.fromkeys(system for _, _, system, _ in self.columns)
-        found = {}
-        for name in names:
-            keys = six(name, self._at)
-            if all(key in self.columns for key in keys):
-                ar = self._figure(keys, 100.0)
-                rsum = self._figure(keys, 100.0 * len(keys), 2)
-                found[name] = SummaryReport(ar, rsum)
-        return found
+        keys = {name: six(name, self._at) for name in names}
+        keys = {name: own for name, own in keys.items() if all(k in self.columns for k in own)}
+        exact = finest(keys)
+        return {
+            name: SummaryReport(
+                ar=self._figure(own, 100.0),
+                rsum=self._figure(own, 100.0 * len(own), 2),
+                apart=None if name == exact or exact is None else self._apart(own, keys[exact]),
+            )
+            for name, own in keys.items()
+        }
 
     def _figure(self, keys: Sequence[Key], times: float = 1.0, digits: int = 4) -> Figure:
         """The mean of some columns, `times` over."""
         value = times * float(np.mean([self._values[key] for key in keys]))
         if not self._spread:
             return Figure(round(value, digits))
-        spread = times * np.mean([self._spread[key] for key in keys], axis=0)
-        low, high = interval(spread)
-        return Figure(round(value, digits), round(low, digits), round(high, digits))
+        return _between(value, times * self._mean(keys), digits)
+
+    def _apart(self, keys: Sequence[Key], others: Sequence[Key]) -> Figure:
+        """The mean of some columns less that of others, in percent."""
+        own, other = (float(np.mean([self._values[key] for key in k])) for k in (keys, others))
+        if not self._spread:
+            return Figure(round(100 * (own - other), 4))
+        return _between(100 * (own - other), 100 * (self._mean(keys) - self._mean(others)), 4)
+
+    def _mean(self, keys: Sequence[Key]) -> Numbers:
+        """The mean of some columns in every draw: (resamples,)."""
+        mean: Numbers = np.mean([self._spread[key] for key in keys], axis=0)
+        return mean
+
+
+def _between(value: float, spread: Numbers, digits: int) -> Figure:
+    low, high = interval(spread)
+    return Figure(round(value, digits), round(low, digits), round(high, digits))
+
+
+def finest(systems: Iterable[str]) -> str | None:
+    """The finest of the levels among some systems; None where none is one."""
+    levels = [int(name.removeprefix(LEVEL)) for name in systems if name.startswith(LEVEL)]
+    return f"{LEVEL}{max(levels)}" if levels else None
 
 
 def six(system: str, at: Sequence[int]) -> list[Key]:

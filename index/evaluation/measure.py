@@ -24,6 +24,7 @@ from hivlp.index.evaluation.queries import SEED, Sampled
 from hivlp.models.levels import Modality
 
 PLANS: tuple[PlanName, ...] = ("cascade", "funnel")
+LEVEL = "level "
 LEAST_GALLERY = 100
 TOGETHER = 64
 """Queries whose candidates are in memory together."""
@@ -268,7 +269,7 @@ class Passes:
                 ann = (inside <= inside.shape[1]).mean(axis=1)
             else:
                 ann = np.ones(len(self._block))
-            found[f"level {level}"] = Scored(self._ranks[level], ann)
+            found[f"{LEVEL}{level}"] = Scored(self._ranks[level], ann)
         return found
 
     def scored(self, answers: Answers) -> Scored:

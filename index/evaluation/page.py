@@ -11,6 +11,7 @@ from html import escape
 from importlib.resources import files
 from pathlib import Path
 
+from hivlp.index.evaluation.figures import finest
 from hivlp.index.evaluation.plots import COLOURS, Dot, Line, dot_plot, line_plot
 from hivlp.index.evaluation.report import (
     DifferenceReport,
@@ -92,12 +93,19 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _summary(report: EvaluationReport) -> str:
+    exact = finest(report.summary)
     rows = [
-        [_name(name), _cell(own.ar, 1.0), _cell(own.rsum, 1.0)]
+        [
+            _name(name),
+            _cell(own.ar, 1.0),
+            _cell(own.rsum, 1.0),
+            *([] if exact is None else [f"<td>{_apart(own.apart)}</td>"]),
+        ]
         for name, own in report.summary.items()
     ]
     ks = ", ".join(map(str, report.at))
-    return _table(["", f"AR, mean of R@{ks} both ways", "RSUM, their sum"], rows)
+    heads = ["", f"AR, mean of R@{ks} both ways", "RSUM, their sum"]
+    return _table(heads if exact is None else [*heads, f"AR less {exact}'s, paired"], rows)
 
 
 def _differences(report: EvaluationReport) -> str:

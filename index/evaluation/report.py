@@ -78,11 +78,13 @@ class DirectionReport:
 @dataclass(frozen=True, slots=True)
 class SummaryReport:
     """Both directions of one system: `ar`, the mean of the R@K of both, in percent, and `rsum`,
-    their sum.
+    their sum. `apart` is its AR less that of the finest level ranked exactly, whose interval is of
+    the difference itself: query by query, over the same draws. None of that level.
     """
 
     ar: Figure
     rsum: Figure
+    apart: Figure | None = None
 
 
 @dataclass(frozen=True, slots=True)

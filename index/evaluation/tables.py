@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from hivlp.index.evaluation.figures import finest
 from hivlp.index.evaluation.report import (
     DifferenceReport,
     DirectionReport,
@@ -77,11 +78,14 @@ def _row(name: str, own: SystemReport, at: Sequence[int]) -> str:
 
 
 def _summary(report: EvaluationReport) -> Iterator[str]:
-    ks = ", ".join(map(str, report.at))
+    ks, exact = ", ".join(map(str, report.at)), finest(report.summary)
     yield f"both directions, R@{{{ks}}} in percent: AR is their mean, RSUM their sum"
-    yield f"{'':<{NAME}}{'AR':<{CELL}}RSUM"
+    last = "" if exact is None else f"AR less {exact}'s, paired"
+    yield f"{'':<{NAME}}{'AR':<{CELL}}{'RSUM':<{CELL}}{last}".rstrip()
     for name, own in report.summary.items():
-        yield f"{name:<{NAME}}{percent(own.ar):<{CELL}}{percent(own.rsum)}"
+        apart = "" if own.apart is None else _difference(own.apart)
+        cells = (percent(own.ar), percent(own.rsum), apart)
+        yield f"{name:<{NAME}}{''.join(f'{cell:<{CELL}}' for cell in cells)}".rstrip()
 
 
 def _differences(against: str, found: Sequence[DifferenceReport]) -> Iterator[str]:

@@ -14,6 +14,7 @@ from hivlp.index.evaluation.bootstrap import Column, draws, interval, resampled
 from hivlp.index.evaluation.figures import Figures
 from hivlp.index.evaluation.measure import Measured, Scored
 from hivlp.index.evaluation.ranks_file import RanksWriter, read_ranks
+from hivlp.index.evaluation.report import Figure
 from hivlp.index.evaluation.tally import Tally
 
 
@@ -88,12 +89,17 @@ def test_without_queries_there_is_no_interval() -> None:
     assert np.isnan(high)
 
 
-def tally(query: str, searched: str, ranks: list[float]) -> Tally:
+def tally(
+    query: str, searched: str, ranks: list[float], items: int = 4, **others: list[float]
+) -> Tally:
+    """The cascade's ranks, and those of other systems: `level_2`."""
     own = Tally(query, searched, 9, {})  # type: ignore[arg-type]
-    count = len(ranks)
-    scored = Scored(np.array(ranks), np.full(count, np.nan))
-    rows = np.arange(count)
-    own.add(Measured(rows, rows % 4, {"cascade": scored}, None, {}), 0)
+    systems = {
+        name.replace("_", " "): Scored(np.array(found), np.full(len(ranks), np.nan))
+        for name, found in {"cascade": ranks, **others}.items()
+    }
+    rows = np.arange(len(ranks))
+    own.add(Measured(rows, rows % items, systems, None, {}), 0)
     return own
 
 
@@ -110,6 +116,31 @@ def test_ar_is_the_mean_of_six_and_rsum_their_sum() -> None:
     assert found.ar.high is not None
     assert found.ar.low < found.ar.value < found.ar.high
     assert found.rsum.low == pytest.approx(6 * found.ar.low, abs=0.01)
+
+
+def test_what_a_system_loses_is_surer_than_what_it_finds() -> None:
+    """One query in forty is lost by the cascade: the interval says so, and no more than that."""
+    rng = np.random.default_rng(3)
+    exact = [float(rank) for rank in rng.integers(1, 20, 40)]
+    coarse = [20 - rank for rank in exact]
+    lost = [99.0 if place == exact.index(1.0) else rank for place, rank in enumerate(exact)]
+    ways = (("text", "image"), ("image", "text"))
+    both = [tally(*way, lost, 40, level_2=exact, level_1=coarse) for way in ways]
+    found = Figures(both, (1, 5, 10), 400).summary()
+    assert found["level 2"].apart is None
+    apart = found["cascade"].apart
+    assert apart is not None
+    assert apart.value == pytest.approx(-100 / 40, abs=1e-3)
+    assert apart.low is not None
+    assert apart.high is not None
+    assert apart.low < apart.value <= apart.high <= 0
+    ar = found["cascade"].ar
+    assert ar.low is not None
+    assert ar.high is not None
+    assert apart.high - apart.low < 0.5 * (ar.high - ar.low)
+    assert found["level 1"].apart is not None
+    plain = Figures(both, (1, 5, 10), 0).summary()["cascade"].apart
+    assert plain == Figure(apart.value)
 
 
 def test_of_one_direction_alone_there_is_no_ar() -> None:

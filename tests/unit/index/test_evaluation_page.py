@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree
@@ -74,7 +75,7 @@ def report(name: str = "default") -> EvaluationReport:
         at=(1, 10),
         unread=1,
         directions=(direction,),
-        summary={"cascade": both},
+        summary={"level 3": both, "cascade": replace(both, apart=Figure(-0.75, -1.5, -0.1))},
         failures=3,
         reranked=20,
         against=name,
@@ -133,7 +134,8 @@ def test_the_page_shows_figures_intervals_and_samples() -> None:
 
 def test_differences_are_bold_where_their_interval_leaves_out_nothing() -> None:
     document = page(report(), [])
-    assert document.count('class="apart"') == 1
+    assert document.count('class="apart"') == 2
+    assert '<span class="apart">-0.75<small>-1.50 to -0.10</small></span>' in document
     assert '<span class="apart">+1.50<small>+0.20 to +2.50</small></span>' in document
     assert "<td>-0.50<small>-2.00 to +1.00</small></td>" in document
     assert document.index("<th>AR</th>") < document.index("+0.25") < document.index("-0.50")
