@@ -25,6 +25,8 @@ PER_EXIT = replace(PAPER, normalise=True, temperature=5.0, learn_temperature=Tru
 RETRIEVAL_ONLY = LossSettings(mlm=0, matching=0)
 ITEMS = (0, 1, 0, 2)
 """The first and the third pair are two captions of one item."""
+TOWER = ("input", "norm")
+"""What every exit of a tower shares: what is below its layers, and the norm of whatever is read."""
 
 
 @pytest.fixture
@@ -210,7 +212,9 @@ def _moved(module: nn.Module) -> bool:
 def _parts(model: Hivlp) -> Iterator[tuple[str, nn.Module]]:
     """Everything of both towers that a loss may or may not reach, by name."""
     for exits in (model.dual.text, model.dual.image):
-        name = exits.tower.modality
+        name, tower = exits.tower.modality, exits.tower
+        yield f"{name} input", tower.words if name == "text" else tower.patches  # type: ignore[misc]
+        yield f"{name} norm", tower.norm  # type: ignore[misc]
         yield from ((f"{name} layer {i + 1}", b) for i, b in enumerate(exits.tower.blocks))  # type: ignore[arg-type]
         yield from ((f"{name} head {i + 1}", h) for i, h in enumerate(exits.exit_heads))
     yield "temperature", model.temperature
@@ -232,7 +236,7 @@ def test_per_exit_sends_no_gradient_above_an_exit_and_some_to_everything_below(
     model = make_tiny(tmp_path, PER_EXIT)
     losses = hivlp_losses(model, batch, RETRIEVAL_ONLY)
     for level in (1, 2, 3):
-        below = _both(f"head {level}", *(f"layer {i}" for i in range(1, level + 1)))
+        below = _both(f"head {level}", *TOWER, *(f"layer {i}" for i in range(1, level + 1)))
         assert _reached(model, losses[f"retrieval_{level}"]) == below | {"temperature"}
 
 
@@ -242,10 +246,11 @@ def test_what_is_detached_in_the_nested_form(tmp_path: Path, batch: Batch, flows
     model = make_tiny(tmp_path)
     losses = hivlp_losses(model, batch, replace(RETRIEVAL_ONLY, early_gradient=flows))
     for level in (1, 2, 3):
-        full = _both("head 3", "layer 1", "layer 2", "layer 3") | {"temperature"}
+        full = _both("head 3", *TOWER, "layer 1", "layer 2", "layer 3") | {"temperature"}
         assert _reached(model, losses[f"retrieval_{level}"]) == full
     for level in (1, 2):
-        below = _both(*(f"layer {i}" for i in range(1, level + 1))) if flows else set()
+        layers = [f"layer {i}" for i in range(1, level + 1)]
+        below = _both(*TOWER, *layers) if flows else set()
         for name in ("early", "distillation"):
             assert _reached(model, losses[f"{name}_{level}"]) == below | _both(f"head {level}")
 
@@ -255,7 +260,7 @@ def test_hidden_words_and_matching_reach_every_layer_of_both_towers(
 ) -> None:
     model = make_tiny(tmp_path)
     losses = hivlp_losses(model, batch, LossSettings())
-    layers = _both("layer 1", "layer 2", "layer 3")
+    layers = _both(*TOWER, "layer 1", "layer 2", "layer 3")
     for name, part in (("mlm", model.mlm), ("matching", model.cross)):
         assert _reached(model, losses[name]) == layers
         assert part is not None
