@@ -7,13 +7,14 @@ long as `rerank_k` stays the same.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from hivlp.index.reranking import PairMeans, check_pair, rerank
 from hivlp.index.searcher import FoundItem
-from hivlp.models.errors import DeadlinePassed, InputError
+from hivlp.models.errors import ArtifactError, DeadlinePassed, InputError
 from hivlp.models.levels import Modality
 from hivlp.models.reranker import Reranker
 from hivlp.service.errors import not_available
@@ -21,12 +22,14 @@ from hivlp.service.overlap import Found
 from hivlp.service.queries import MODALITIES, Opened, Query, Setting
 from hivlp.service.schemas import SearchOptions
 
+log = logging.getLogger("hivlp.service")
+
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
     """Items in the order of the answer; `matches` by row of those that were compared.
 
-    `degraded`: not all that were to be could be, or none in time.
+    `degraded`: not all that were to be could be, or none, for want of time or by a failure.
     """
 
     items: Sequence[FoundItem]
@@ -63,7 +66,7 @@ def reranked(
 ) -> Ranking:
     """The page of an answer whose first `rerank_k` items were sorted by the re-ranker.
 
-    As it was found where the deadline comes first.
+    As it was found where the deadline comes first, or the re-ranker fails.
     """
     end = options.offset + options.k
     wanted = max(end, options.rerank_k)
@@ -86,7 +89,9 @@ def _sorted(
     with setting.timeline.measure("rerank", None, len(head)) as span:
         try:
             found = rerank(content, head, means, until=_deadline(options, setting))
-        except DeadlinePassed:
+        except (DeadlinePassed, ArtifactError) as error:
+            if isinstance(error, ArtifactError):  # a device out of memory, say
+                log.error("re-ranking failed, answered as found: %s", error)
             span.candidates_out = 0
             return Ranking(items, degraded=True)
         span.candidates_out = len(found.matches)

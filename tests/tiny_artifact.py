@@ -127,6 +127,18 @@ def replace_file(folder: Path, name: str, data: bytes) -> None:
     write_manifest(folder, manifest.model_copy(update={"files": files}))
 
 
+def fail_beyond_one_pair(folder: Path) -> Path:
+    """Make an artifact's re-ranker one that loads and warms up, and fails on two pairs or more."""
+    file = "rerank/cross.onnx"
+    model = onnx.load(folder / file)
+    model.graph.node[-1].output[0] = "answered"
+    single = numpy_helper.from_array(np.array([1], np.int64), "single")
+    model.graph.initializer.append(single)
+    model.graph.node.append(helper.make_node("Reshape", ["answered", "single"], ["probability"]))
+    replace_file(folder, file, model.SerializeToString(deterministic=True))
+    return folder
+
+
 def replace_weights(folder: Path, stage_file: str, name: str, value: float) -> None:
     """Set every number of one weight of a stage (`layer` or `head`) to `value`, NaN included."""
     model = onnx.load(folder / stage_file)

@@ -10,14 +10,14 @@ nothing is handed over from the towers' stages.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
 
 from hivlp.models.artifact import Artifact, ImagePreparation, fingerprint
 from hivlp.models.encoder import RgbImage
-from hivlp.models.errors import ArtifactError
+from hivlp.models.errors import ArtifactError, DeadlinePassed
 from hivlp.models.levels import FloatArray, Modality
 from hivlp.models.reranker import StatesArray, TextStates
 from hivlp.models.runtime.preprocess import preprocess
@@ -92,17 +92,16 @@ class OnnxReranker:
         return self._record.image_tokens, self._record.image_width
 
     def text_states(self, texts: Sequence[str], *, until: float | None = None) -> TextStates:
-        """States of texts. Raises TextError, DeadlinePassed."""
+        """States of texts. Raises TextError, ArtifactError, DeadlinePassed."""
         batch = self._tokenizer.encode(texts)
         mask = cast("np.ndarray[Any, np.dtype[np.int64]]", batch.inputs["attention_mask"])
         if not texts:
             return TextStates(np.zeros((0, 1, self._record.text_width), np.float32), mask)
         feed = {value.name: batch.inputs[value.name] for value in self._texts.get_inputs()}
-        (states,) = run_until(self._texts, [TEXT_STATES], feed, until)
-        return TextStates(np.asarray(states, np.float32), mask)
+        return TextStates(self._run(self._texts, TEXT_STATES, feed, until), mask)
 
     def image_states(self, images: Sequence[RgbImage], *, until: float | None = None) -> FloatArray:
-        """(n, m, d) float32 states of pictures. Raises ImageError, DeadlinePassed."""
+        """(n, m, d) float32 states. Raises ImageError, ArtifactError, DeadlinePassed."""
         if not images:
             return np.zeros((0, *self.image_shape), np.float32)
         parts = []
@@ -113,15 +112,14 @@ class OnnxReranker:
 
     def prepared_states(self, pixels: FloatArray, *, until: float | None = None) -> FloatArray:
         """(n, m, d) float32 states of pictures that were prepared as for the image tower."""
-        (states,) = run_until(self._images, [IMAGE_STATES], {"pixel_values": pixels}, until)
-        return np.asarray(states, np.float32)
+        return self._run(self._images, IMAGE_STATES, {"pixel_values": pixels}, until)
 
     def match(
         self, texts: TextStates, images: StatesArray, *, until: float | None = None
     ) -> FloatArray:
         """(n,) float32 match probabilities of n pairs; a single text or picture stands for all.
 
-        Raises ArtifactError where the graph answers NaN, DeadlinePassed.
+        Raises ArtifactError where the graph fails or answers NaN, DeadlinePassed.
         """
         count = max(len(texts), len(images)) if len(texts) and len(images) else 0
         assert all(len(side) in (1, count) for side in (texts, images)) or not count
@@ -133,7 +131,7 @@ class OnnxReranker:
                 "attention_mask": _spread(texts.mask, part),
                 IMAGE_STATES: _spread(images, part).astype(np.float32, copy=False),
             }
-            (found[part],) = run_until(self._cross, [PROBABILITY], feed, until)
+            found[part] = self._run(self._cross, PROBABILITY, feed, until)
         if not (np.isfinite(found).all() and (found >= 0).all() and (found <= 1).all()):
             reason = f"{self._record.cross}: an answer is no probability"
             raise ArtifactError(self._artifact.path, reason)
@@ -170,6 +168,19 @@ class OnnxReranker:
         self._check_shape(record.text_states, texts.states, wanted)
         self._check_shape(record.image_states, images, (1, *self.image_shape))
         self.match(texts, images)
+
+    def _run(
+        self, session: Any, output: str, feed: Mapping[str, Any], until: float | None
+    ) -> FloatArray:
+        """One run of a graph with one output. Raises ArtifactError, DeadlinePassed."""
+        try:
+            (found,) = run_until(session, [output], feed, until)
+        except DeadlinePassed:
+            raise
+        except Exception as error:  # onnxruntime's errors share no base below Exception
+            reason = f"the graph of {output} failed: {error}"
+            raise ArtifactError(self._artifact.path, reason) from error
+        return np.asarray(found, np.float32)
 
     def _session(
         self, file: str, inputs: tuple[str, ...], output: str, threads: int, device: Device

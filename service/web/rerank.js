@@ -30,9 +30,9 @@ export function reranks(kind, side) {
 /** What an answer says of its order, behind how it was found. */
 export function orderOf(answer, asked) {
   if (!asked) return "";
+  if (!answer.degraded) return " · re-ranked"; // a later page may lie behind all that were compared
   const compared = answer.hits.some((hit) => "match" in hit);
-  if (answer.degraded) return compared ? " · not all could be re-ranked" : " · not re-ranked, it took too long";
-  return compared ? " · re-ranked" : "";
+  return compared ? " · not all could be re-ranked" : " · as found: re-ranking took too long or failed";
 }
 
 /** How good a hit is, short and in words: its match where it was compared, else its score. */

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 
 from hivlp.service.app import create_app
 from hivlp.service.settings import Limits, Settings
@@ -91,8 +92,45 @@ def test_what_is_no_pair_is_searched_as_ever(page: Page, pairs: str) -> None:
 def test_want_of_time_is_said(page: Page, hurried: str) -> None:
     open_page(page, hurried, "/?q=red&rerank=1")
     assert first_name(page) == "red square"
-    expect(page.locator("#status")).to_contain_text("not re-ranked, it took too long")
+    expect(page.locator("#status")).to_contain_text("re-ranking took too long or failed")
     assert not page.locator(f"{CARDS} .score").first.inner_text().endswith("%")
+
+
+def test_later_pages_behind_what_was_compared_belong_to_the_same_order(
+    page: Page, pairs: str
+) -> None:
+    def answer(route: Route) -> None:
+        body = route.fetch().json()
+        if route.request.post_data_json["offset"]:  # the corpus has one page only
+            hits = [{k: v for k, v in hit.items() if k != "match"} for hit in first["hits"]]
+            route.fulfill(json={**first, "hits": hits, "returned": 3})
+            return
+        first.update(body)
+        hits = (body["hits"] * 2)[:30]
+        route.fulfill(json={**body, "hits": hits, "returned": len(hits)})
+
+    first: dict[str, Any] = {}
+    page.route("**/search/text", answer)
+    open_page(page, pairs, "/?q=red&rerank=1")
+    expect(page.locator("#status")).to_contain_text("30 results")
+    page.click("#more")
+    expect(page.locator("#status")).to_contain_text("50 results")
+    expect(page.locator("#status")).to_contain_text("re-ranked")
+    assert not page.locator(f"{CARDS} .score").last.inner_text().endswith("%")
+
+
+def test_the_switches_stand_together_and_leave_no_room_without_them(
+    page: Page, pairs: str, address: str
+) -> None:
+    open_page(page, pairs)
+    sides, switch = (page.locator(f"#{name}").bounding_box() for name in ("sides", "rerank-choice"))
+    assert sides is not None
+    assert switch is not None
+    assert abs(sides["y"] + sides["height"] / 2 - switch["y"] - switch["height"] / 2) < 2
+    open_page(page, address)
+    assert page.locator("#sides").is_visible()
+    page.evaluate("document.getElementById('sides').hidden = true")
+    assert page.locator(".choices").is_hidden()
 
 
 def test_it_fits_a_narrow_screen(page: Page, pairs: str) -> None:

@@ -14,7 +14,7 @@ from hivlp.service.answers import InfoAnswer, SearchAnswer
 from hivlp.service.app import create_app
 from hivlp.service.settings import CacheSettings, Limits, Settings
 from tests.integration.served_home import colour_png, make_corpus, make_home
-from tests.tiny_artifact import COLOURS, STATES_SPACE, agreement
+from tests.tiny_artifact import COLOURS, STATES_SPACE, agreement, fail_beyond_one_pair
 from tests.unit.service.serving_app import serving
 
 ITEMS = 2 * len(COLOURS)
@@ -263,6 +263,22 @@ def test_the_servers_own_limit_counts_without_a_deadline(home: Path) -> None:
         for deadline in ({}, {"deadline_ms": 60_000}):
             assert search(client, query="red", rerank=True, **deadline)["degraded"]
         assert not search(client, query="red")["degraded"]
+
+
+def test_a_reranker_that_fails_leaves_the_order_that_was_found(
+    tmp_path: Path, corpus: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    home = make_home(tmp_path, corpus, reranker="unlike")
+    fail_beyond_one_pair(home / "artifacts" / "tiny")
+    with serving(create_app(Settings(home=home))) as client:
+        found = search(client, query="red", k=4)
+        body = search(client, query="red", k=4, rerank=True)
+        assert (body["degraded"], ids(body)) == (True, ids(found))
+        assert stage(body, "rerank")["candidates_out"] == 0
+        assert not search(client, query="red", k=4, rerank=True)["cached"]
+        assert metric(client, 'hivlp_degraded_total{reason="rerank"}') == 2
+        assert not search(client, query="red", rerank=True, rerank_k=1)["degraded"]
+    assert "re-ranking failed, answered as found" in caplog.text
 
 
 def test_reranked_answers_are_cached_by_themselves(client: httpx.Client) -> None:

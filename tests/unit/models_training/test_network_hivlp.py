@@ -25,7 +25,7 @@ from hivlp.models.network.hivlp import (
 )
 from hivlp.models.network.mlm import MlmHead
 from hivlp.models.network.stack import StackPooling
-from hivlp.models.network.text_tower import TextShape, TokenizerFile
+from hivlp.models.network.text_tower import TextShape, TextTower, TokenizerFile
 from hivlp.models.network.tower import TowerError
 from hivlp.models.runtime.loading import load_encoders
 from hivlp.models.training.export import ExportNote, export_model
@@ -67,6 +67,22 @@ def test_an_early_text_exit_is_what_the_whole_run_passes_by(
         wanted = normed[:, 0] if pooling == "first" else (normed * kept).sum(1) / kept.sum(1)
         torch.testing.assert_close(found, wanted)
     torch.testing.assert_close(tower.sequence(reading.state, batch.texts), normed)
+
+
+@pytest.mark.parametrize("norm", ["pre", "post"])
+def test_attention_maps_of_texts_look_at_no_padding_and_equal_those_of_each_text_alone(
+    tmp_path: Path, norm: NormPlacement
+) -> None:
+    tower, batch = make_tiny(tmp_path, _with(norm=norm)).dual.text.tower, make_batch()
+    assert isinstance(tower, TextTower)
+    together = tower.attention_maps(batch.texts)
+    assert [each.shape for each in together] == [(4, 2, 7, 7)] * 3
+    for row, length in enumerate(batch.attention_mask.sum(1).tolist()):
+        alone = tower.attention_maps({n: x[row : row + 1, :length] for n, x in batch.texts.items()})
+        for all_of_them, one in zip(together, alone, strict=True):
+            torch.testing.assert_close(one.sum(3), torch.ones_like(one[..., 0]))
+            torch.testing.assert_close(all_of_them[row, :, :length, :length], one[0])
+            assert (all_of_them[row, :, :, length:] == 0).all()
 
 
 def test_answers_one_by_one_equal_one_reading_with_its_heads(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from tests.tiny_artifact import (
     COLOURS,
     STATES_SPACE,
     agreement,
+    fail_beyond_one_pair,
     make_tiny_artifact,
     replace_file,
     solid,
@@ -143,6 +144,15 @@ def test_a_run_that_takes_too_long_is_stopped_midway(tmp_path: Path) -> None:
     texts, images = slow.text_states(["red"]), slow.image_states([solid("red")])
     with pytest.raises(DeadlinePassed):
         slow.match(texts, images, until=time.perf_counter() + 0.05)
+
+
+def test_a_graph_that_fails_is_an_error_of_the_artifact(tmp_path: Path) -> None:
+    broken = opened(fail_beyond_one_pair(make_tiny_artifact(tmp_path, reranker="same")))
+    texts = broken.text_states(["red"])
+    assert len(broken.match(texts, broken.image_states([solid("red")]))) == 1
+    for until in (None, time.perf_counter() + 60):
+        with pytest.raises(ArtifactError, match="the graph of probability failed"):
+            broken.match(texts, broken.image_states([solid("red"), solid("blue")]), until=until)
 
 
 def test_graphs_of_other_names_are_refused(tmp_path: Path) -> None:

@@ -143,6 +143,15 @@ FIELDS: list[tuple[str, dict[str, Any], str, str]] = [
     ("much rerank_k", {**GOOD, "rerank": True, "rerank_k": 101}, "out_of_range", "rerank_k"),
     ("rerank as text", {**GOOD, "rerank": "yes"}, "invalid_value", "rerank"),
     ("no deadline", {**GOOD, "rerank": True, "deadline_ms": 0}, "out_of_range", "deadline_ms"),
+    ("rerank_k as text", {**GOOD, "rerank": True, "rerank_k": "5"}, "invalid_value", "rerank_k"),
+    ("half a rerank_k", {**GOOD, "rerank": True, "rerank_k": 2.5}, "invalid_value", "rerank_k"),
+    ("a rerank of nothing", {**GOOD, "rerank": None}, "invalid_value", "rerank"),
+    (
+        "deadline as text",
+        {**GOOD, "rerank": True, "deadline_ms": "soon"},
+        "invalid_value",
+        "deadline_ms",
+    ),
     (
         "early exit of a funnel",
         {**GOOD, "early_exit": True, "plan": "funnel"},
