@@ -98,6 +98,8 @@ def _contradiction(given: argparse.Namespace) -> str | None:
     """What is wrong with the options together, or None."""
     if (given.folds is None) != (given.fold_size is None):
         return "--folds and --fold-size belong together: COCO's 1K is 5 of 1000"
+    if given.ranks is not None and given.ranks == Path(given.against or ""):
+        return "--ranks would write over the file that --against names"
     if given.karpathy is None:
         return "--images belongs to --karpathy" if given.images is not None else None
     if given.artifact is None:
@@ -171,30 +173,35 @@ def resamples(text: str) -> int:
 def _evaluate(given: argparse.Namespace) -> int:
     from hivlp.index.evaluation.against import differences
     from hivlp.index.evaluation.page import page_path
+    from hivlp.index.evaluation.ranks_file import check_ranks_name
     from hivlp.index.evaluation.tables import tables
 
     store = store_of(given)
+    ranks = given.ranks and check_ranks_name(given.ranks)  # before hours of work, not after
     for file in (given.json, given.report and page_path(given.report)):
-        if file is not None:  # before hours of work, not after
+        if file is not None:
             file.parent.mkdir(parents=True, exist_ok=True)
     index = given.index or "default"
     if given.karpathy is not None:
         index = _indexed(given, store)
     with ExitStack() as stack:
         other = stack.enter_context(_against(given, store))
-        ranks = given.ranks
         if other is not None and ranks is None:
             ranks = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "ranks.parquet"
         evaluation, model = _measured(given, store, index, given.version, ranks)
         report = evaluation.report
-        if other is not None:
-            apart = differences(ranks, other, given.at, given.resamples)
+        if other is not None and (apart := differences(ranks, other, given.at, given.resamples)):
             report = replace(report, against=given.against, differences=apart)
     print(tables(report))
     if given.json is not None:
         given.json.write_text(report.to_json() + "\n", encoding="utf-8")
     if given.report is not None:
         print(_write_page(given.report, replace(evaluation, report=report), model))
+    if other is not None and report.against is None:  # what was measured is not lost
+        raise BuildError(
+            f"against: {given.against} has no query, direction and system in common with this; "
+            "queries are known by their items' ids"
+        )
     return DONE
 
 

@@ -16,7 +16,6 @@ import numpy as np
 import pyarrow.compute as pc
 
 from hivlp.index.candidates import RowArray
-from hivlp.index.errors import BuildError
 from hivlp.index.evaluation.bootstrap import RESAMPLES, Column, Numbers, interval, resampled
 from hivlp.index.evaluation.figures import AT, CROSS
 from hivlp.index.evaluation.ranks_file import read_ranks
@@ -39,13 +38,12 @@ class _Pair:
 def differences(
     ours: Path, theirs: Path, at: Sequence[int] = AT, resamples: int = RESAMPLES
 ) -> tuple[DifferenceReport, ...]:
-    """Ours less theirs, in percent, for every direction and system that both files have.
-
-    Raises BuildError for a file that can't be read, and where the two have no query in common.
+    """Ours less theirs, in percent, for every direction and system that both files have; none
+    where they have no query in common. Raises BuildError for a file that can't be read.
     """
     pairs = dict(_pairs(read_ranks(ours), read_ranks(theirs), at))
     if not pairs:
-        raise BuildError(f"ranks: {theirs} has no query, direction and system in common with this")
+        return ()
     names = [(group, name) for group, pair in pairs.items() for name in pair.ours]
     columns = [
         Column(side[name], pairs[group].items, np.zeros(len(pairs[group].items), np.int64))

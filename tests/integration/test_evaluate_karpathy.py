@@ -92,6 +92,28 @@ def test_again_nothing_is_encoded_for_the_index_and_the_figures_are_the_same(
     assert len(SnapshotStore(made / "home").versions("dataset-coco-test")) >= 2
 
 
+def test_a_comparison_with_other_queries_fails_but_the_figures_are_there(
+    arguments: list[str], tmp_path: Path, capsys: Capture
+) -> None:
+    other = tmp_path / "other.jsonl"
+    line = {"query": "x#0", "item": "x", "from": "text", "to": "image", "system": "funnel"}
+    other.write_text(json.dumps({**line, "rank": 1}))
+    page, ranks = tmp_path / "page.html", tmp_path / "ranks.jsonl"
+    given = [*arguments, "--against", str(other)]
+    assert main([*given, "--ranks", str(ranks), "--report", str(page)]) == 1
+    found = capsys.readouterr()
+    assert f"against: {other} has no query, direction and system in common" in found.err
+    assert "text to image: " in found.out
+    assert "<h2>Less" not in page.read_text()
+    assert ranks.stat().st_size > 0
+    assert main([*given, "--ranks", str(other)]) == 2
+    assert "would write over" in capsys.readouterr().err
+    assert main([*given, "--ranks", "ranks.csv"]) == 1
+    found = capsys.readouterr()
+    assert "ends in neither" in found.err
+    assert found.out == ""
+
+
 def test_folds_are_of_the_files_own_order(arguments: list[str], capsys: Capture) -> None:
     assert main([*arguments, "--folds", "2", "--fold-size", "10", "--at", "1,5"]) == 0
     out = capsys.readouterr().out
