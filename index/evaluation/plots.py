@@ -185,7 +185,8 @@ def _group_name(name: str, middle: float) -> Iterator[str]:
     words = name.rsplit(" ", 1) if len(name) > 9 else [name]
     for line, word in enumerate(words):
         at = HEIGHT - BOTTOM + 16 + 13 * line
-        yield f'<text x="{middle:.1f}" y="{at}" text-anchor="middle">{escape(word)}</text>'
+        place = f'x="{middle:.1f}" y="{at}" text-anchor="middle"'
+        yield f'<text class="group" {place}>{escape(word)}</text>'
 
 
 def _figure(title: str, parts: Sequence[str], names: Sequence[tuple[str, int, bool]]) -> str:
