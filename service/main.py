@@ -12,6 +12,7 @@ COMMAND_GROUP = "hivlp.commands"
 DONE, FAILED, USAGE = 0, 1, 2
 ORDER = (
     "demo",
+    "train",
     "fit-exits",
     "export",
     "build",
@@ -24,8 +25,9 @@ ORDER = (
 )
 SUMMARIES = {
     "demo": "real pictures and pretrained towers, fitted, indexed and served",
+    "train": "train a HiVLP by a recipe, from scratch or from a checkpoint",
     "fit-exits": "fit early outputs on pretrained towers",
-    "export": "write a fitted model as an artifact of ONNX graphs",
+    "export": "write a fitted or trained model as an artifact of ONNX graphs",
     "build": "encode a corpus and publish it as a snapshot of an index",
     "calibrate": "measure an index's widths again, without building it",
     "evaluate": "measure R@K and ANN recall of an index, by level and plan",

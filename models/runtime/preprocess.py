@@ -107,3 +107,8 @@ def _pad(image: Image.Image, spec: ImagePreparation, resample: Image.Resampling)
     corner = ((spec.width - width) // 2, (spec.height - height) // 2)
     canvas.paste(image.resize((width, height), resample), corner)
     return canvas
+
+
+def resampling(spec: ImagePreparation) -> Image.Resampling:
+    """Pillow's name for how a preparation resizes."""
+    return _RESAMPLING[spec.interpolation]

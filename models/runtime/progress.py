@@ -27,6 +27,7 @@ class Progress:
     ) -> None:
         self._task, self._total, self._unit, self._quiet = task, total, unit, quiet
         self._done = 0
+        self._note = ""
         self._began = time.monotonic()
         self._next = self._began + EVERY_S
         terminal = sys.stderr.isatty() and not quiet
@@ -47,15 +48,19 @@ class Progress:
             took = time.monotonic() - self._began
             self._say(f"{self._done} {self._unit}s in {took:.0f} s")
 
-    def step(self, count: int = 1) -> None:
-        """`count` more are done."""
+    def step(self, count: int = 1, note: str = "") -> None:
+        """`count` more are done; `note` is said beside the count, here and until the next one."""
         self._done += count
+        self._note = note or self._note
         if self._bar is not None:
+            if note:
+                self._bar.set_postfix_str(note, refresh=False)
             self._bar.update(count)
         elif time.monotonic() >= self._next:
             self._next = time.monotonic() + EVERY_S
             total = "" if self._total is None else f" of {self._total}"
-            self._say(f"{self._done}{total} {self._unit}s")
+            told = f", {self._note}" if self._note else ""
+            self._say(f"{self._done}{total} {self._unit}s{told}")
 
     def _say(self, line: str) -> None:
         if not self._quiet:

@@ -28,6 +28,8 @@ from hivlp.models.training.checkpoint import (
 from hivlp.models.training.crossval import cross_validate, measure
 from hivlp.models.training.export import ExportNote, export_model, read_sources
 from hivlp.models.training.fitting import Corpus, FittedHeads, fit_heads
+from hivlp.models.training.loop.record import is_run
+from hivlp.models.training.loop.trained import load_run
 from hivlp.models.training.own_space import compare_with_checkpoint, compared_lines, hold_out
 from hivlp.models.training.pairs import read_texts
 from hivlp.models.training.precision import MOST_TEXTS
@@ -145,18 +147,23 @@ def _measure_known(corpus: Corpus, heads: FittedHeads, settings: FitSettings) ->
 
 
 def run_export(given: argparse.Namespace) -> int:
-    """A fit's folder to an artifact."""
-    fit = load_fit(given.fit)
-    model = dual_encoder(
-        fit, text=given.text_tower or given.towers, image=given.image_tower or given.towers
-    )
+    """The folder of a fit or of a training run to an artifact."""
+    if is_run(given.fit):
+        trained = load_run(given.fit)
+        model, measured, cross = trained.model.dual, trained.measured, trained.model.cross
+    else:
+        fit = load_fit(given.fit)
+        model = dual_encoder(
+            fit, text=given.text_tower or given.towers, image=given.image_tower or given.towers
+        )
+        measured, cross = fit.measured, None
     note = ExportNote(
         given.name or given.out.name,
         read_sources(given.sources),
-        fit.measured,
+        measured,
         given.precision,
         tuple(read_texts(given.check_texts, most=MOST_TEXTS, seed=0)),
     )
-    artifact = export_model(model, given.out, note)
+    artifact = export_model(model, given.out, note, cross)
     say(f"{artifact.path}: gallery space {artifact.manifest.gallery_space[:12]}")
     return DONE

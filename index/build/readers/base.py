@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -55,6 +55,10 @@ class Corpus(ABC):
     def count(self) -> int | None:
         """How many items to expect, where that is cheap to know."""
         return None
+
+    def parts(self) -> Sequence[Corpus]:
+        """The same items as corpora of one file each, in order, where its files stand alone."""
+        return (self,)
 
     def is_untyped(self) -> bool:
         """Whether all metadata are read as texts, as in CSV. Raises CorpusError."""

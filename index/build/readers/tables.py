@@ -61,6 +61,10 @@ class TableCorpus(Corpus):
             return None
         return sum(_count(self._files, name, self._label(name)) for name in self._names)
 
+    def parts(self) -> Sequence[Corpus]:
+        """One table each."""
+        return [TableCorpus(self.source, self._files, [n], self.options) for n in self._names]
+
     def is_untyped(self) -> bool:
         """In CSV all values are texts."""
         return self.kind == "csv"

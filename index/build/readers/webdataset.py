@@ -53,6 +53,10 @@ class WebdatasetCorpus(Corpus):
         self._files = files
         self._names = names
 
+    def parts(self) -> Sequence[Corpus]:
+        """One tar each."""
+        return [WebdatasetCorpus(self.source, self._files, [n], self.options) for n in self._names]
+
     def _read(self) -> Iterator[Item | BadItem]:
         for name in self._names:
             yield from self._shard(name)

@@ -1,0 +1,1 @@
+"""Packaged recipes: one `.toml` each, for `hivlp train NAME`."""

@@ -1,0 +1,54 @@
+"""What a run leaves out: listed in a file as it is met, counted, and too much when it is too much.
+
+`failures.jsonl` holds one JSON object a line (place, id, reason), the first process's; others write
+`failures-N.jsonl`. A run that goes on reads its own file, so that nothing is listed twice.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+from hivlp.models.corpus import Unusable
+from hivlp.models.errors import TrainingError
+
+
+class FailureLog:
+    """Distinct things left out, by their place. Raises OSError."""
+
+    def __init__(self, folder: Path, process: int = 0) -> None:
+        self.path = folder / ("failures.jsonl" if process == 0 else f"failures-{process}.jsonl")
+        self._places = _read_places(self.path)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def add(self, failure: Unusable) -> bool:
+        """List one thing; whether it is new."""
+        if failure.place in self._places:
+            return False
+        self._places.add(failure.place)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("a", encoding="utf-8") as stream:
+            stream.write(json.dumps(asdict(failure)) + "\n")
+        return True
+
+    def check_share(self, tried: int, allowed: float) -> None:
+        """Raises TrainingError where more than `allowed` of `tried` things were left out."""
+        if len(self) > allowed * max(tried, 1):
+            raise TrainingError(
+                f"{len(self)} of {tried} pictures can't be used, over the share of {allowed:g} "
+                f"that data.max_failures allows; they are listed in {self.path}"
+            )
+
+
+def _read_places(path: Path) -> set[str]:
+    """Places listed before; a last line cut short by a kill is passed over."""
+    places = set()
+    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
+        try:
+            places.add(str(json.loads(line)["place"]))
+        except (ValueError, KeyError, TypeError):
+            continue
+    return places
