@@ -154,6 +154,14 @@ def _add_recipe(parser: argparse.ArgumentParser) -> None:
         help="where the finest level lies: in the space that both towers share, which then ranks "
         "as the checkpoint does, or in one fitted on pairs (checkpoint where they share one)",
     )
+    for name in ("text", "image"):
+        recipe.add_argument(
+            f"--unfreeze-{name}",
+            type=_folds,
+            default=0,
+            metavar="LAYERS",
+            help=f"train the {name} tower's first layers too, with its early heads (0: frozen)",
+        )
     recipe.add_argument(
         "--gallery",
         choices=("nested", "per_exit"),
@@ -165,7 +173,8 @@ def _add_recipe(parser: argparse.ArgumentParser) -> None:
         "--max-seconds",
         type=_seconds,
         default=1800.0,
-        help="longest time for a fit, features apart; each fold has as long (1800)",
+        help="longest time for a fit, features apart; each fold has as long, and each tower that "
+        "is unfrozen (1800)",
     )
     recipe.add_argument(
         "--folds",

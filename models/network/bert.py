@@ -10,7 +10,7 @@ costs next to nothing. The last layer's exit is the checkpoint's own output and 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -119,6 +119,11 @@ class BertTower(Tower):
     def vocabulary(self) -> int:
         """The number of token ids."""
         return self.shape.vocabulary
+
+    @property
+    def layer_modules(self) -> Sequence[nn.Module]:
+        """The blocks."""
+        return list(self.blocks)
 
     @property
     def pooling(self) -> Pooling:

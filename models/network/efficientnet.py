@@ -11,6 +11,7 @@ pixels are scaled as (x - 127) / 128: the weights were trained that way.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -151,6 +152,11 @@ class EfficientNetLite(Tower):
     def depth(self) -> int:
         """Seven stages and the head convolution."""
         return len(self.layers)
+
+    @property
+    def layer_modules(self) -> Sequence[nn.Module]:
+        """Seven stages and the head convolution; the stem is none of them."""
+        return list(self.layers)
 
     @property
     def pooling(self) -> Pooling:

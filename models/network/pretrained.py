@@ -10,6 +10,7 @@ checkpoint's own output and nothing else.
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -101,6 +102,11 @@ class PretrainedTower(Tower):
     def depth(self) -> int:
         """The number of layers."""
         return self.layers.depth
+
+    @property
+    def layer_modules(self) -> Sequence[nn.Module]:
+        """The blocks."""
+        return list(self.blocks)
 
     @property
     def sources(self) -> tuple[Path, ...]:

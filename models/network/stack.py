@@ -9,6 +9,7 @@ hash of its weights, so a tower that was trained on is another one.
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal, get_args
@@ -96,6 +97,11 @@ class StackTower(Tower):
     def depth(self) -> int:
         """The number of layers."""
         return self.shape.depth
+
+    @property
+    def layer_modules(self) -> Sequence[nn.Module]:
+        """The blocks."""
+        return list(self.blocks)
 
     @property
     def pooling(self) -> Pooling:

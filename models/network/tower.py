@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from hivlp.models.artifact import ImagePreparation, TextPreparation, file_record
 from hivlp.models.errors import TrainingError
 from hivlp.models.levels import Modality
+from hivlp.models.network.weights import weights_hash
 
 Tensors = Mapping[str, Tensor]
 """Named tensors; the first axis of each is the item, n."""
@@ -46,6 +47,8 @@ class Tower(nn.Module, ABC):
     family: ClassVar[str]
     input_names: ClassVar[tuple[str, ...]]
     carried_inputs: ClassVar[tuple[str, ...]] = ()
+    retrained: str = ""
+    """Hash of the weights where some are no longer the checkpoint's: see `load_layers`."""
 
     @property
     @abstractmethod
@@ -100,11 +103,24 @@ class Tower(nn.Module, ABC):
         is still the same.
         """
         files = {f"source{i}": file_record(path).sha256 for i, path in enumerate(self.sources)}
-        return files | {
-            "family": self.family,
-            "pooling": self.pooling,
-            "preparation": self.preparation.model_dump_json(),
-        }
+        since = {"retrained": self.retrained} if self.retrained else {}
+        return (
+            files
+            | since
+            | {
+                "family": self.family,
+                "pooling": self.pooling,
+                "preparation": self.preparation.model_dump_json(),
+            }
+        )
+
+    @property
+    def layer_modules(self) -> Sequence[nn.Module]:
+        """Layers 1..depth, to be trained apart from the rest.
+
+        Raises TrainingError for a tower whose layers can't be told apart.
+        """
+        raise TrainingError(f"a tower of family {self.family} can't be unfrozen")
 
     @property
     def joint_space(self) -> str | None:
@@ -144,6 +160,23 @@ def check_exits(tower: Tower, exits: Sequence[int]) -> tuple[int, ...]:
             f"the layers of this {tower.modality} tower ({tower.family})"
         )
     return tuple(exits)
+
+
+def first_layers(tower: Tower, count: int) -> nn.ModuleList:
+    """Layers 1..count of a tower, the very modules. Raises TrainingError where it has fewer."""
+    layers = tower.layer_modules
+    if not 0 <= count <= len(layers):
+        raise TrainingError(
+            f"{count} layers to unfreeze: must be within 0..{len(layers)}, the layers of this "
+            f"{tower.modality} tower ({tower.family})"
+        )
+    return nn.ModuleList(layers[:count])
+
+
+def mark_retrained(tower: Tower) -> Tower:
+    """Freeze a tower whose layers were trained, and tell it from what its files hold."""
+    tower.retrained = weights_hash(tower)
+    return freeze(tower)
 
 
 def freeze(tower: Tower) -> Tower:

@@ -1,6 +1,7 @@
 """What a fit leaves: the heads as safetensors, and a JSON that says what they belong to.
 
-heads.safetensors      every weight of every head, `text.0.line.weight` and so on
+heads.safetensors      every weight of every head, `text.0.line.weight` and so on, and of every
+                       layer of a tower that was trained, `text.tower.0.attention.query.weight`
 fit.json               towers (path, hash), exits, head shapes, settings, what was measured
 """
 
@@ -8,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +24,14 @@ from hivlp.models.network.dual_encoder import DualEncoder
 from hivlp.models.network.exits import TowerExits
 from hivlp.models.network.families import load_tower
 from hivlp.models.network.heads import ExitHead, HeadShape
+from hivlp.models.network.tower import first_layers, mark_retrained
 from hivlp.models.runtime.progress import say
 from hivlp.models.training.features import TowerExit
 from hivlp.models.training.fitting import FittedHeads, Heads
 from hivlp.models.training.settings import FitSettings
 
 WEIGHTS, DESCRIPTION = "heads.safetensors", "fit.json"
+LAYERS = ".tower."
 FORMAT_VERSION = 1
 
 
@@ -43,31 +46,37 @@ class CheckpointError(TrainingError):
 
 @dataclass(frozen=True, slots=True)
 class TowerUse:
-    """Which checkpoint a fit was made on, by path and by hash, and where it is read."""
+    """Which checkpoint a fit was made on, by path and by hash, and where it is read.
+
+    `layers`: how many of its first ones were trained since.
+    """
 
     path: Path
     key: str
     exits: tuple[int, ...]
+    layers: int = 0
 
     @staticmethod
-    def of(path: Path, reading: TowerExit) -> TowerUse:
-        """Describe a loaded tower."""
-        return TowerUse(path.resolve(), reading.key, reading.exits)
+    def of(path: Path, reading: TowerExit, layers: int = 0) -> TowerUse:
+        """Describe a tower as it was loaded."""
+        return TowerUse(path.resolve(), reading.key, reading.exits, layers)
 
     def as_dict(self) -> dict[str, Any]:
         """For the description."""
-        return {"path": str(self.path), "key": self.key, "exits": list(self.exits)}
+        told = {"path": str(self.path), "key": self.key, "exits": list(self.exits)}
+        return told | ({"layers": self.layers} if self.layers else {})
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """A finished fit."""
+    """A finished fit. `layers`: by modality, the weights of layers that were trained."""
 
     heads: FittedHeads
     text: TowerUse
     image: TowerUse
     settings: FitSettings
     measured: Mapping[str, float]
+    layers: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
 
 
 def save_fit(folder: Path, fit: Fit) -> None:
@@ -77,6 +86,8 @@ def save_fit(folder: Path, fit: Fit) -> None:
     weights: dict[str, Tensor] = {}
     for name, heads in (("text", fit.heads.text), ("image", fit.heads.image)):
         weights |= _weights(heads, name)
+    for name, layers in fit.layers.items():
+        weights |= {f"{name}{LAYERS}{key}": value.contiguous() for key, value in layers.items()}
     _replace(folder / WEIGHTS, lambda path: save_file(weights, path))
     description = {
         "format_version": FORMAT_VERSION,
@@ -127,15 +138,21 @@ def load_fit(folder: Path) -> Fit:
         weights = read_safetensors(folder / WEIGHTS)
         shapes = {name: [HeadShape(**s) for s in told["heads"][name]] for name in told["heads"]}
         towers = {
-            name: TowerUse(Path(use["path"]), use["key"], tuple(use["exits"]))
+            name: TowerUse(Path(use["path"]), use["key"], tuple(use["exits"]), use.get("layers", 0))
             for name, use in told["towers"].items()
         }
         settings = FitSettings.from_dict(told["settings"])
         heads = {n: build_heads(weights, n, shapes[n], folder / WEIGHTS) for n in towers}
         fitted = FittedHeads(heads["text"], heads["image"])
-        return Fit(fitted, towers["text"], towers["image"], settings, told["measured"])
+        layers = {name: _layers(weights, name) for name, use in towers.items() if use.layers}
+        return Fit(fitted, towers["text"], towers["image"], settings, told["measured"], layers)
     except (KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(path, f"field {error} is missing or of another kind") from error
+
+
+def _layers(weights: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
+    prefix = f"{name}{LAYERS}"
+    return {k.removeprefix(prefix): v for k, v in weights.items() if k.startswith(prefix)}
 
 
 def build_heads(
@@ -158,16 +175,21 @@ def dual_encoder(fit: Fit, *, text: Path | None = None, image: Path | None = Non
     Raises CheckpointError for a tower that is not the one that the heads were fitted on.
     """
     return DualEncoder(
-        _tower_exits(fit.text, fit.heads.text, "text", text or fit.text.path),
-        _tower_exits(fit.image, fit.heads.image, "image", image or fit.image.path),
+        _tower_exits(fit, fit.text, fit.heads.text, "text", text or fit.text.path),
+        _tower_exits(fit, fit.image, fit.heads.image, "image", image or fit.image.path),
         fit.settings.gallery,
     )
 
 
-def _tower_exits(use: TowerUse, heads: Heads, modality: Modality, path: Path) -> TowerExits:
+def _tower_exits(
+    fit: Fit, use: TowerUse, heads: Heads, modality: Modality, path: Path
+) -> TowerExits:
     tower = load_tower(path, modality)
     if TowerExit(tower, use.exits).key != use.key:
         raise CheckpointError(path, f"not the {modality} tower that these heads were fitted on")
+    if use.layers:
+        load_strictly(first_layers(tower, use.layers), fit.layers[modality], Path(WEIGHTS))
+        mark_retrained(tower)
     return TowerExits(tower, use.exits, heads)
 
 

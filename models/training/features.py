@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -167,6 +168,23 @@ def _torch_runner(reading: TowerExit) -> Callable[[Arrays], list[FloatArray]]:
             return [found.numpy() for found in reading.tower.features(inputs, reading.exits)]
 
     return run
+
+
+def input_reader(tower: Tower) -> Callable[[Sequence[Any]], Arrays]:
+    """A function from texts, or from paths of pictures, to a tower's inputs.
+
+    Raises what reading them raises: TextError, ImageError, OSError.
+    """
+    spec = tower.preparation
+    if isinstance(spec, TextPreparation):
+        tokenizer = Tokenizer(tower.sources[0].parent, spec)
+        return lambda texts: tokenizer.encode(list(texts)).inputs
+
+    def read(paths: Sequence[Path]) -> Arrays:
+        decoded = [decode_image(path.read_bytes(), ImageLimits()) for path in paths]
+        return {"pixel_values": preprocess(decoded, spec)}
+
+    return read
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import compress
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -30,10 +32,28 @@ Kept = Callable[[str, Callable[[], Heads]], Heads]
 
 
 @dataclass(frozen=True, slots=True)
+class Raw:
+    """What features were made of, row by row."""
+
+    captions: Sequence[str]
+    pictures: Sequence[Path]
+    unlabelled: Sequence[str]
+
+    def only(self, captions: Mask, pictures: Mask, unlabelled: Mask) -> Raw:
+        """The same with only some rows of each."""
+        return Raw(
+            list(compress(self.captions, captions)),
+            list(compress(self.pictures, pictures)),
+            list(compress(self.unlabelled, unlabelled)),
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Corpus:
     """Features of everything a fit reads: one (n, width) float32 per exit in each list.
 
-    `caption_group` and `picture_group` (n,) int64 say which thing each shows.
+    `caption_group` and `picture_group` (n,) int64 say which thing each shows. `raw` is what a
+    tower reads that is trained on; a corpus that only heads are fitted on may do without.
     """
 
     captions: list[FloatArray]
@@ -41,6 +61,7 @@ class Corpus:
     unlabelled: list[FloatArray]
     caption_group: Rows
     picture_group: Rows
+    raw: Raw | None = None
 
     def of_groups(self, groups: Rows) -> Corpus:
         """The same with only some things; unlabelled texts all stay."""
@@ -58,6 +79,7 @@ class Corpus:
             [rows[unlabelled] for rows in self.unlabelled],
             self.caption_group[captions],
             self.picture_group[pictures],
+            self.raw and self.raw.only(captions, pictures, unlabelled),
         )
 
     def at(self, text_exit: int, image_exit: int) -> PairFeatures:
@@ -84,12 +106,21 @@ def run_phase(name: str, phase: Callable[[], Heads]) -> Heads:  # noqa: ARG001
     return phase()
 
 
-def fit_heads(corpus: Corpus, settings: FitSettings, kept: Kept = run_phase) -> FittedHeads:
-    """Fit every level of both towers; `kept` may remember finished phases."""
+def fit_heads(
+    corpus: Corpus,
+    settings: FitSettings,
+    kept: Kept = run_phase,
+    *,
+    taught: Corpus | None = None,
+) -> FittedHeads:
+    """Fit every level of both towers; `kept` may remember finished phases.
+
+    `taught`: what early heads are distilled on, where that isn't everything.
+    """
     deadline = Deadline(settings.max_seconds)
     if settings.gallery == "per_exit":
         return _fit_per_exit(corpus, settings, kept, deadline)
-    return _fit_nested(corpus, settings, kept, deadline)
+    return _fit_nested(corpus, taught or corpus, settings, kept, deadline)
 
 
 def _fit_per_exit(
@@ -112,7 +143,7 @@ def _fit_per_exit(
 
 
 def _fit_nested(
-    corpus: Corpus, settings: FitSettings, kept: Kept, deadline: Deadline
+    corpus: Corpus, taught: Corpus, settings: FitSettings, kept: Kept, deadline: Deadline
 ) -> FittedHeads:
     def fit_full_depth() -> Heads:
         if settings.space == "checkpoint":
@@ -123,7 +154,7 @@ def _fit_nested(
         )
 
     text, image = kept("finest", fit_full_depth)
-    students = _students(corpus, text, image, settings)
+    students = make_students(taught, text, image, settings)
 
     def early(
         index: int, finest: ExitHead, epochs: int, dropout: float, penalty: float
@@ -168,7 +199,7 @@ def _turned_head(turn: Tensor) -> ExitHead:
     return head.eval()
 
 
-def _students(
+def make_students(
     corpus: Corpus, text: ExitHead, image: ExitHead, settings: FitSettings
 ) -> tuple[Student, Student]:
     """Texts: captions, each counted several times, and unlabelled ones. Pictures: all there are.

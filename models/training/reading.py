@@ -14,13 +14,19 @@ import numpy as np
 from hivlp.models.errors import TrainingError
 from hivlp.models.levels import Modality
 from hivlp.models.network.families import load_tower
-from hivlp.models.network.tower import Tower, check_exits
+from hivlp.models.network.tower import Tower, check_exits, first_layers
 from hivlp.models.runtime.images import ImageLimits
 from hivlp.models.runtime.progress import say
 from hivlp.models.training.features import FeatureReader, TowerExit
-from hivlp.models.training.fitting import Corpus
+from hivlp.models.training.fitting import Corpus, Raw
 from hivlp.models.training.pairs import Pair, PairsError, read_pairs, read_pictures, read_texts
-from hivlp.models.training.settings import DEFAULT_DIMS, FitSettings, Space, with_fields
+from hivlp.models.training.settings import (
+    DEFAULT_DIMS,
+    FitSettings,
+    Space,
+    UnfreezeSettings,
+    with_fields,
+)
 
 SHOWN = 3
 LEAST = 20
@@ -77,16 +83,38 @@ def read_settings(given: argparse.Namespace, towers: Towers) -> FitSettings:
         raise TrainingError("--folds must be 0 or at least 2")
     if given.only_folds and not given.folds:
         raise TrainingError("--only-folds needs --folds")
-    changes: dict[str, dict[str, Any]] = {"finest": {}, "distil": {}}
+    layers = {"text_layers": given.unfreeze_text, "image_layers": given.unfreeze_image}
+    changes: dict[str, dict[str, Any]] = {"finest": {}, "distil": {}, "unfreeze": layers}
     for change in given.set:
         path, _, value = change.partition("=")
         part, _, field = path.partition(".")
         if part not in changes:
-            raise TrainingError(f"--set {change}: wanted finest.FIELD=VALUE or distil.FIELD=VALUE")
+            wanted = " or ".join(f"{name}.FIELD=VALUE" for name in changes)
+            raise TrainingError(f"--set {change}: wanted {wanted}")
         changes[part][field] = _number(value, change)
     finest = with_fields(base.finest, changes["finest"], "--set finest")
     distil = with_fields(base.distil, changes["distil"], "--set distil")
-    return with_fields(base, {"finest": finest, "distil": distil}, "settings")
+    unfreeze = with_fields(base.unfreeze, changes["unfreeze"], "--set unfreeze")
+    _check_unfrozen(unfreeze, given, towers)
+    parts = {"finest": finest, "distil": distil, "unfreeze": unfreeze}
+    return with_fields(base, parts, "settings")
+
+
+def _check_unfrozen(unfreeze: UnfreezeSettings, given: argparse.Namespace, towers: Towers) -> None:
+    """That the towers have such layers, and that nothing else asked for contradicts it."""
+    if not unfreeze.any:
+        return
+    if given.gallery == "per_exit":
+        raise TrainingError("--unfreeze-*: --gallery per_exit has no finest level to distil from")
+    if given.folds:
+        raise TrainingError("--unfreeze-*: --folds cross-validates frozen towers only")
+    counts = (unfreeze.text_layers, unfreeze.image_layers)
+    for tower, count in zip((towers.text, towers.image), counts, strict=True):
+        if count:
+            try:
+                first_layers(tower, count)
+            except TrainingError as error:
+                raise TrainingError(f"--unfreeze-{tower.modality}: {error}") from error
 
 
 def _space(given: argparse.Namespace, towers: Towers) -> Space:
@@ -196,6 +224,11 @@ def read_corpus(
         unlabelled=[rows[count:] for rows in features],
         caption_group=own,
         picture_group=np.array([groups[pair.group] for pair in good], dtype=np.int64),
+        raw=Raw(
+            said,
+            [pair.picture for pair in good],
+            [text for row, text in enumerate(texts) if count + row not in silent],
+        ),
     )
 
 

@@ -7,15 +7,19 @@ import hashlib
 import json
 import os
 import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from hivlp.models.artifact import fingerprint
 from hivlp.models.cli import DONE, default_cache
 from hivlp.models.errors import TrainingError
+from hivlp.models.network.tower import first_layers
 from hivlp.models.runtime.progress import say
 from hivlp.models.training.checkpoint import (
     Fit,
@@ -27,21 +31,27 @@ from hivlp.models.training.checkpoint import (
 )
 from hivlp.models.training.crossval import cross_validate, measure
 from hivlp.models.training.export import ExportNote, export_model, read_sources
-from hivlp.models.training.fitting import Corpus, FittedHeads, fit_heads
+from hivlp.models.training.fitting import Corpus, FittedHeads, fit_heads, make_students
 from hivlp.models.training.loop.record import is_run
 from hivlp.models.training.loop.trained import load_run
-from hivlp.models.training.own_space import compare_with_checkpoint, compared_lines, hold_out
+from hivlp.models.training.own_space import (
+    Original,
+    Parts,
+    compare_with_original,
+    compared_lines,
+    hold_out,
+)
 from hivlp.models.training.pairs import read_texts
 from hivlp.models.training.precision import MOST_TEXTS
 from hivlp.models.training.reading import (
     Readings,
-    Towers,
     read_corpus,
     read_exits,
     read_settings,
     read_towers,
 )
 from hivlp.models.training.settings import FitSettings
+from hivlp.models.training.unfreeze import Lesson, unfreeze
 
 PHASES, FOLDS, REPORT = "phases", "folds", "crossval.json"
 
@@ -65,8 +75,22 @@ def run_fit(given: argparse.Namespace) -> int:
     )
     if given.folds:
         _cross_validate(corpus, settings, given, key)
-    if not given.only_folds:
-        _fit_all(corpus, settings, readings, towers, given.out, key)
+    if given.only_folds:
+        return DONE
+    text = TowerUse.of(towers.text_path, readings.text, settings.unfreeze.text_layers)
+    image = TowerUse.of(towers.image_path, readings.image, settings.unfreeze.image_layers)
+    phases = given.out / PHASES
+
+    def read_again() -> Corpus:
+        return read_corpus(given, readings, settings, cache, threads)
+
+    made = _Made(corpus, settings, readings, phases, key, read_again)
+    found = made.unfrozen() if settings.unfreeze.any else made.frozen()
+    fit = Fit(found.heads, text, image, settings, found.measured, found.layers)
+    save_fit(given.out, fit)
+    shutil.rmtree(phases, ignore_errors=True)
+    for line in found.lines:
+        say(line)
     return DONE
 
 
@@ -111,32 +135,84 @@ def summary(mean: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _fit_all(
-    corpus: Corpus, settings: FitSettings, readings: Readings, towers: Towers, out: Path, key: str
-) -> None:
-    phases = out / PHASES
-    store = PhaseStore(phases, key)
-    if settings.space == "checkpoint":
-        fitted, held = hold_out(corpus, settings.seed)
-        heads = fit_heads(fitted, settings, store)
-        measured = compare_with_checkpoint(fitted, held, heads, settings.dims)
-        lines = compared_lines(measured, len(settings.dims))
-    else:
-        heads = fit_heads(corpus, settings, store)
-        measured = _measure_known(corpus, heads, settings)
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A fit's heads and trained layers, what was measured, and that in words."""
+
+    heads: FittedHeads
+    measured: dict[str, float]
+    lines: list[str]
+    layers: dict[str, dict[str, Tensor]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """The fit on everything: what it reads, and the folder where it keeps what is finished."""
+
+    corpus: Corpus
+    settings: FitSettings
+    readings: Readings
+    phases: Path
+    key: str
+    read_again: Callable[[], Corpus]
+
+    def frozen(self) -> _Found:
+        """Heads on frozen towers."""
+        settings, store = self.settings, PhaseStore(self.phases, self.key)
+        if settings.space == "checkpoint":
+            parts = hold_out(self.corpus, settings.seed)
+            heads = fit_heads(parts.fitted, settings, store)
+            original = Original.of_checkpoint(parts)
+            measured = compare_with_original(parts, heads, settings.dims, original)
+            lines = compared_lines(measured, len(settings.dims), "the checkpoint's")
+            return _Found(heads, measured, lines)
+        heads = fit_heads(self.corpus, settings, store)
+        measured = _measure_known(self.corpus, heads, settings)
         numbers = "  ".join(f"{name} {value:.3f}" for name, value in measured.items())
-        lines = [f"fitted, text to image among what was fitted on: {numbers}"]
-    fit = Fit(
-        heads,
-        TowerUse.of(towers.text_path, readings.text),
-        TowerUse.of(towers.image_path, readings.image),
-        settings,
-        measured,
-    )
-    save_fit(out, fit)
-    shutil.rmtree(phases, ignore_errors=True)
-    for line in lines:
-        say(line)
+        return _Found(
+            heads, measured, [f"fitted, text to image among what was fitted on: {numbers}"]
+        )
+
+    def unfrozen(self) -> _Found:
+        """The same, then early layers with their heads; both measured on what was held out."""
+        settings, store = self.settings, PhaseStore(self.phases, self.key)
+        parts = hold_out(self.corpus, settings.seed)
+        own = settings.space == "checkpoint"
+        # pairs are few: the finest level has them all, early ones learn without what is held out
+        whole = parts.fitted if own else self.corpus
+        heads = fit_heads(whole, settings, store, taught=parts.fitted)
+        original = Original.of_checkpoint(parts) if own else Original.of_heads(parts, heads)
+        before = compare_with_original(parts, heads, settings.dims, original)
+        layers = self._train(parts, heads)
+        again = hold_out(self.read_again(), settings.seed)
+        after = compare_with_original(again, heads, settings.dims, original)
+        whose = "the checkpoint's" if own else "the frozen model's"
+        lines = [f"frozen: {line}" for line in compared_lines(before, len(settings.dims), whose)]
+        lines += [f"unfrozen: {line}" for line in compared_lines(after, len(settings.dims), whose)]
+        told = {f"frozen_{name}": value for name, value in before.items()}
+        return _Found(heads, after | told, lines, layers)
+
+    def _train(self, parts: Parts, heads: FittedHeads) -> dict[str, dict[str, Tensor]]:
+        """Train the layers that settings name, in place; their weights by modality."""
+        fitted, chosen = parts.fitted, self.settings.unfreeze
+        assert fitted.raw is not None, "features alone"
+        text, image = make_students(fitted, heads.text[-1], heads.image[-1], self.settings)
+        said = [*fitted.raw.captions, *fitted.raw.unlabelled]
+        pictures = fitted.raw.pictures
+        lessons = [
+            Lesson(self.readings.text, chosen.text_layers, text, said,
+                   chosen.text_epochs, chosen.text_batch),
+            Lesson(self.readings.image, chosen.image_layers, image, pictures,
+                   chosen.image_epochs, chosen.image_batch),
+        ]  # fmt: skip
+        found: dict[str, dict[str, Tensor]] = {}
+        for lesson, own in zip(lessons, (heads.text, heads.image), strict=True):
+            if lesson.layers:
+                tower = lesson.reading.tower
+                folder = self.phases / self.key[:32] / f"unfrozen-{tower.modality}"
+                unfreeze(lesson, own, self.settings, folder)
+                found[tower.modality] = dict(first_layers(tower, lesson.layers).state_dict())
+        return found
 
 
 def _measure_known(corpus: Corpus, heads: FittedHeads, settings: FitSettings) -> dict[str, float]:

@@ -27,7 +27,7 @@ class Deadline:
 
 
 class Steps:
-    """Runs AdamW for a number of steps; ends early at the deadline."""
+    """Runs AdamW up to step `total`, from `start` on; ends early at the deadline."""
 
     def __init__(
         self,
@@ -36,29 +36,30 @@ class Steps:
         total: int,
         weight_decay: float,
         deadline: Deadline,
+        start: int = 0,
     ) -> None:
         rated = [{"params": list(found), "lr": rate} for found, rate in groups if rate > 0]
-        self._optimiser = torch.optim.AdamW(rated, weight_decay=weight_decay)
-        self._rates = [group["lr"] for group in self._optimiser.param_groups]
-        self._total = total
+        self.optimiser = torch.optim.AdamW(rated, weight_decay=weight_decay)
+        self._rates = [group["lr"] for group in self.optimiser.param_groups]
+        self._start, self._total = start, total
         self._deadline = deadline
 
     def __iter__(self) -> Iterator[int]:
-        """Step numbers from 0, each at its learning rate."""
-        for step in range(self._total):
+        """Step numbers from `start`, each at its learning rate."""
+        for step in range(self._start, self._total):
             if self._deadline.over:
                 say(f"the time limit cuts this short, after {step} of {self._total} steps")
                 return
             share = learning_share((step + 1) / self._total)
-            for group, rate in zip(self._optimiser.param_groups, self._rates, strict=True):
+            for group, rate in zip(self.optimiser.param_groups, self._rates, strict=True):
                 group["lr"] = rate * share
             yield step
 
     def take(self, loss: Tensor) -> None:
         """One step down the gradient of `loss`."""
-        self._optimiser.zero_grad(set_to_none=True)
+        self.optimiser.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
-        self._optimiser.step()
+        self.optimiser.step()
 
 
 def learning_share(done: float) -> float:

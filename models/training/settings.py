@@ -20,7 +20,9 @@ LIMITS: Mapping[str, tuple[float, float]] = {
     "dropout": (0, 0.99),
     "gallery_sample": (1, MOST),
     "groups_a_batch": (1, MOST),
+    "head_rate": (0, 10),
     "hidden": (0, 100_000),
+    "image_batch": (1, MOST),
     "image_dropout": (0, 0.99),
     "image_ridge": (1e-9, MOST),
     "kept_directions": (1, MOST),
@@ -32,10 +34,11 @@ LIMITS: Mapping[str, tuple[float, float]] = {
     "same_meaning": (-1, 1),
     "scale": (0.01, 100),
     "seed": (0, 2**63 - 1),
+    "text_batch": (1, MOST),
     "text_learning_rate": (0, 10),
 }
 """Field -> least and most; any other number is within 0..MOST."""
-Part = TypeVar("Part", "FinestSettings", "DistilSettings", "FitSettings")
+Part = TypeVar("Part", "FinestSettings", "DistilSettings", "UnfreezeSettings", "FitSettings")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +94,32 @@ class DistilSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class UnfreezeSettings:
+    """Training layers 1..`text_layers` and 1..`image_layers` with the early heads; 0 is frozen.
+
+    `keep` weighs, beside one early level's loss, how much the finest answer stays what the frozen
+    tower gave. `learning_rate` is the layers', `head_rate` the early heads'.
+    """
+
+    text_layers: int = 0
+    image_layers: int = 0
+    text_epochs: int = 2
+    image_epochs: int = 2
+    text_batch: int = 64
+    image_batch: int = 16
+    learning_rate: float = 5e-5
+    head_rate: float = 3e-4
+    weight_decay: float = 0.01
+    keep: float = 1.0
+    checkpoint_seconds: float = 60.0
+
+    @property
+    def any(self) -> bool:
+        """Whether any layer is trained."""
+        return bool(self.text_layers or self.image_layers)
+
+
+@dataclass(frozen=True, slots=True)
 class FitSettings:
     """Everything that shapes fitted heads, besides the data and the towers."""
 
@@ -101,6 +130,7 @@ class FitSettings:
     space: Space = "pairs"
     finest: FinestSettings = FinestSettings()
     distil: DistilSettings = DistilSettings()
+    unfreeze: UnfreezeSettings = UnfreezeSettings()
 
     def as_dict(self) -> dict[str, Any]:
         """For a checkpoint: plain values."""
@@ -114,6 +144,7 @@ class FitSettings:
         # A fit from before there was such a thing aimed at the prefix.
         before = DistilSettings(aim_ridge=0.0)
         plain["distil"] = with_fields(before, given["distil"], "distil")
+        plain["unfreeze"] = with_fields(UnfreezeSettings(), given.get("unfreeze", {}), "unfreeze")
         return with_fields(FitSettings(), plain, "settings")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,50 +12,24 @@ import pytest
 import torch
 from PIL import Image
 
+from hivlp.index.cli import build, search
 from hivlp.models import cli
 from hivlp.models.artifact import Artifact
 from hivlp.models.errors import HivlpError
 from hivlp.models.levels import FloatArray
 from hivlp.models.runtime.loading import Encoders, load_encoders
-from hivlp.models.training import features
 from hivlp.models.training.run_import import run_import
+from tests.integration.clip_cascade import TEXTS, features_in_torch, fit, make_pictures, make_root
 from tests.unit.models_training import hf_checkpoints as made
-from tests.unit.models_training.checkpoints import COLOURS, make_bert, make_pairs
+from tests.unit.models_training.checkpoints import COLOURS, make_pairs
 
 pytest.importorskip("transformers", reason="makes the checkpoint; extra [dev]")
-HASTY = (
-    *("--set", "distil.text_epochs=3", "--set", "distil.image_epochs=3"),
-    *("--set", "distil.hidden=8", "--threads", "1", "--text-exits", "1,3", "--image-exits", "1,3"),
-)
-WORDS = ("red", "green", "blue", "a picture of red", "squares", "of", "two greens", "bluer")
-TEXTS = [f"{a} {b} {c}" for a in WORDS for b in ("cat", "dog", "tree", "sky") for c in "xyz"]
-
-
-def make_pictures(folder: Path, count: int = 60) -> Path:
-    """Pictures of the tower's own size, so that nothing hangs on how they are resized."""
-    folder.mkdir()
-    rng = np.random.default_rng(0)
-    for i in range(count):
-        pixels = rng.integers(0, 256, (made.SIDE, made.SIDE, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(folder / f"{i:02d}.png")
-    return folder
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("clip")
-    made.make_clip(folder / "clip")
-    made.make_siglip(folder / "siglip")
-    make_pictures(folder / "pictures")
-    make_bert(folder / "bert")
-    (folder / "texts.txt").write_text("\n".join(TEXTS))
-    return folder
-
-
-def fit(root: Path, *more: str, towers: str = "clip", out: str = "fit", dims: str = "3,8") -> int:
-    given = ["--towers", str(root / towers), "--texts", str(root / "texts.txt")]
-    given += ["--images", str(root / "pictures"), "--cache", str(root / "cache")]
-    return cli.fit_exits([*given, "--out", str(root / out), "--dims", dims, *HASTY, *more])
+def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    with features_in_torch():
+        yield make_root(tmp_path_factory.mktemp("clip"))
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +38,15 @@ def artifact(root: Path) -> Artifact:
     assert fit(root, "--towers", str(imported.path)) == 0
     assert cli.export([str(root / "fit"), "--out", str(root / "artifact")]) == 0
     return Artifact.open(root / "artifact")
+
+
+@pytest.fixture(scope="module")
+def siglip(root: Path) -> Artifact:
+    imported = run_import(str(root / "siglip"), None, root / "home")
+    given = {"out": "siglip-fit", "dims": f"5,{made.WIDTH}"}
+    assert fit(root, "--towers", str(imported.path), **given) == 0
+    assert cli.export([str(root / "siglip-fit"), "--out", str(root / "siglip-artifact")]) == 0
+    return Artifact.open(root / "siglip-artifact")
 
 
 def _finest(encoders: Encoders, modality: str, items: list[Any]) -> FloatArray:
@@ -79,28 +63,87 @@ def _theirs(root: Path, texts: list[str], pictures: list[Any]) -> tuple[Any, Any
     tokenizer = transformers.CLIPTokenizer.from_pretrained(root / "clip")
     processor = transformers.CLIPImageProcessorPil.from_pretrained(root / "clip")
     words = tokenizer(texts, padding=True, truncation=True, max_length=made.CLIP_TOKENS)
+    return _theirs_of(model, processor, {n: torch.tensor(v) for n, v in words.items()}, pictures)
+
+
+def _theirs_of_siglip(root: Path, texts: list[str], pictures: list[Any]) -> tuple[Any, Any]:
+    """The same of a SigLIP, whose texts are filled up to the full length."""
+    import transformers
+
+    model = transformers.SiglipModel.from_pretrained(root / "siglip").eval()
+    processor = transformers.SiglipImageProcessorPil.from_pretrained(root / "siglip")
+    ids = torch.zeros(len(texts), made.SIGLIP_TOKENS, dtype=torch.int64)
+    for row, text in enumerate(texts):
+        known = [made.SIGLIP_WORDS.index(word) for word in text.split()]
+        ids[row, : len(known) + 1] = torch.tensor([*known, made.SIGLIP_WORDS.index("</s>")])
+    return _theirs_of(model, processor, {"input_ids": ids}, pictures)
+
+
+def _theirs_of(
+    model: Any, processor: Any, words: dict[str, torch.Tensor], pictures: list[Any]
+) -> tuple[Any, Any]:
     pixels = np.array(processor([Image.fromarray(p) for p in pictures])["pixel_values"])
     with torch.no_grad():
-        said = model.get_text_features(**{n: torch.tensor(v) for n, v in words.items()})
+        said = model.get_text_features(**words)
         seen = model.get_image_features(torch.from_numpy(pixels))
     vectors = [each.pooler_output.numpy() for each in (said, seen)]
     one, two = (v / np.linalg.norm(v, axis=1, keepdims=True) for v in vectors)
     return one, two
 
 
-def test_the_finest_level_ranks_as_transformers_own_model_does(
-    root: Path, artifact: Artifact
-) -> None:
-    encoders = load_encoders(artifact.path)
-    files = sorted((root / "pictures").iterdir())
-    pictures = [np.array(Image.open(file)) for file in files]
-    texts = TEXTS[:12]
-    ours = _finest(encoders, "text", texts) @ _finest(encoders, "image", pictures).T
-    said, seen = _theirs(root, texts, pictures)
-    np.testing.assert_allclose(ours, said @ seen.T, atol=1e-4)
-    best = np.argsort(-(said @ seen.T), axis=1)[:, :10]
+def _pictures(root: Path) -> list[Any]:
+    return [np.array(Image.open(file)) for file in sorted((root / "pictures").iterdir())]
+
+
+def _check_ranks(path: Path, root: Path, texts: list[str], theirs: tuple[Any, Any]) -> None:
+    """Same cosines to 1e-4, same ten nearest, and two texts that differ at exit 1."""
+    encoders = load_encoders(path)
+    ours = _finest(encoders, "text", texts) @ _finest(encoders, "image", _pictures(root)).T
+    wanted = theirs[0] @ theirs[1].T
+    np.testing.assert_allclose(ours, wanted, atol=1e-4)
+    best = np.argsort(-wanted, axis=1)[:, :10]
     found = np.argsort(-ours, axis=1)[:, :10]
     assert np.mean([len(set(a) & set(b)) / 10 for a, b in zip(best, found, strict=True)]) > 0.97
+    prepared = encoders.text.prepare(texts[:2])
+    early = next(iter(encoders.text.encode(prepared))).vectors
+    assert np.abs(early[0] - early[1]).max() > 1e-3
+
+
+def test_the_finest_level_ranks_as_transformers_own_clip_does(
+    root: Path, artifact: Artifact
+) -> None:
+    texts = TEXTS[:12]
+    _check_ranks(artifact.path, root, texts, _theirs(root, texts, _pictures(root)))
+
+
+def test_the_finest_level_ranks_as_transformers_own_siglip_does(
+    root: Path, siglip: Artifact
+) -> None:
+    texts = ["red square", "a picture of blue", "green", "a a a", "picture of a red green square"]
+    theirs = _theirs_of_siglip(root, texts, _pictures(root))
+    _check_ranks(siglip.path, root, texts, theirs)
+    assert siglip.manifest.measured["overlap@10_text_to_image"] == 1.0
+    text = siglip.manifest.towers[0].text
+    assert text is not None
+    assert (text.pad_to_max, text.max_tokens) == (True, made.SIGLIP_TOKENS)
+
+
+def test_what_was_built_is_searched_and_found_as_the_clip_finds_it(
+    root: Path,
+    artifact: Artifact,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("HIVLP_HOME", str(root / "home"))
+    assert build([str(root / "pictures"), "--artifact", str(artifact.path)]) == 0
+    capsys.readouterr()
+    names = [file.name for file in sorted((root / "pictures").iterdir())]
+    for plan in ("exact", "auto"):
+        said, seen = _theirs(root, TEXTS[:1], _pictures(root))
+        best = [names[row] for row in np.argsort(-(said @ seen.T)[0])[:5]]
+        assert search([TEXTS[0], "--k", "5", "--plan", plan]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert [line.split()[2] for line in lines[1:6]] == best, plan
 
 
 def test_the_artifact_says_how_near_it_is_to_the_checkpoint(artifact: Artifact) -> None:
@@ -120,7 +163,7 @@ def test_the_finest_level_is_turned_so_that_its_prefixes_tell_the_most(
     root: Path, artifact: Artifact
 ) -> None:
     encoders = load_encoders(artifact.path)
-    pictures = [np.array(Image.open(file)) for file in sorted((root / "pictures").iterdir())]
+    pictures = _pictures(root)
     vectors = _finest(encoders, "image", pictures)
     kept = [float((vectors[:, :dim] ** 2).sum(1).mean()) for dim in (3, 8)]
     _, plain = _theirs(root, ["a"], pictures)
@@ -129,9 +172,8 @@ def test_the_finest_level_is_turned_so_that_its_prefixes_tell_the_most(
 
 
 def test_a_siglip_is_fitted_from_its_folder_alone_and_a_second_time_alike(
-    root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(features, "LARGEST_GRAPH", 0)  # too large for a graph: read in torch
     assert fit(root, towers="siglip", out="sfit", dims=f"5,{made.WIDTH}") == 0
     assert "has 1.0000 of the checkpoint's own ten nearest" in capsys.readouterr().err
     assert fit(root, towers="siglip", out="sfit2", dims=f"5,{made.WIDTH}") == 0

@@ -81,7 +81,8 @@ def test_equal_scores_are_found_whichever_comes_first() -> None:
 def test_a_tenth_of_each_is_held_out_and_never_fitted_on(counts: tuple[int, int, int]) -> None:
     captions, pictures, unlabelled = counts
     corpus = _corpus(*counts)
-    fitted, held = hold_out(corpus, 0)
+    parts = hold_out(corpus, 0)
+    fitted, held = parts.fitted, parts.held
     for whole, kept, out in (
         (captions, fitted.caption_group, held.caption_group),
         (pictures, fitted.picture_group, held.picture_group),
@@ -90,9 +91,9 @@ def test_a_tenth_of_each_is_held_out_and_never_fitted_on(counts: tuple[int, int,
         assert len(kept) + len(out) == whole
         assert len(out) == (min(MOST, max(1, whole // 10)) if whole > 1 else 0)
     assert len(fitted.unlabelled[0]) + len(held.unlabelled[0]) == unlabelled
-    again = hold_out(corpus, 0)[1]
+    again = hold_out(corpus, 0).held
     np.testing.assert_array_equal(again.picture_group, held.picture_group)
-    assert set(hold_out(corpus, 1)[1].picture_group) != set(held.picture_group) or pictures < 20
+    assert set(hold_out(corpus, 1).held.picture_group) != set(held.picture_group) or pictures < 20
 
 
 @pytest.mark.parametrize(
