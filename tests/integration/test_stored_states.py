@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 
 from hivlp.index.build.build import BuildReport, BuildSettings, build_index
+from hivlp.index.build.calibrate import CalibrationSettings, calibrate
 from hivlp.index.build.corpus import open_corpus
 from hivlp.index.build.erase import erase
 from hivlp.index.build.model import Model
+from hivlp.index.build.upsert_corpus import upsert_corpus
 from hivlp.index.cli import build as build_command
 from hivlp.index.cli import search as search_command
 from hivlp.index.errors import BuildError, PlanError, SnapshotCorrupt
@@ -21,6 +23,8 @@ from hivlp.index.reranking import PairMeans, check_pair, rerank
 from hivlp.index.searcher import FoundItem, Searcher
 from hivlp.index.searchers import open_searcher
 from hivlp.index.snapshot import layout
+from hivlp.index.snapshot.amend import amend
+from hivlp.index.snapshot.changes import Delete
 from hivlp.index.snapshot.prefault import by_need
 from hivlp.index.snapshot.snapshot import Snapshot
 from hivlp.index.snapshot.store import SnapshotStore
@@ -256,6 +260,49 @@ def test_states_can_be_added_to_an_index_whose_vectors_are_all_cached(world: Wor
     stored = searcher.stored_states(np.arange(len(NAMES)))
     assert stored is not None
     assert stored.known.all()
+
+
+def kept_names(world: World, names: Sequence[str]) -> list[str]:
+    """Of which of these items the newest version keeps states."""
+    _, searcher = world.open()
+    stored = searcher.stored_states(np.array([searcher.row_of(n, "image") for n in names]))
+    assert stored is not None
+    return [name for name, known in zip(names, stored.known.tolist(), strict=True) if known]
+
+
+def test_calibration_and_changes_leave_states_where_they_are(world: World) -> None:
+    world.build()
+    calibrate(
+        world.store, "default", None, world.model(), CalibrationSettings(quiet=True, sample=10)
+    )
+    assert kept_names(world, NAMES) == list(NAMES)
+    picture_of(world, "new", "orange")
+    assert kept_names(world, [*NAMES, "new"]) == list(NAMES)
+    amend(world.store, "default", [Delete("red")])
+    assert kept_names(world, [name for name in NAMES if name != "red"]) == [
+        name for name in NAMES if name != "red"
+    ]
+
+
+def test_the_next_build_keeps_the_states_of_items_that_were_put(world: World) -> None:
+    world.build()
+    picture_of(world, "new", "orange")
+    world.build()
+    names = [*NAMES, "new"]
+    assert kept_names(world, names) == names
+    _, searcher = world.open()
+    ranked = rerank("orange", found(searcher, names), world.means(searcher))
+    assert {item.id for item in ranked.items[:2]} == {"orange", "new"}
+
+
+def picture_of(world: World, name: str, colour: str) -> None:
+    """Put an item with a picture of one colour, as `hivlp items upsert` does."""
+    folder = world.home.parent / "put"
+    folder.mkdir()
+    (folder / "own.png").write_bytes(png(solid(colour, (9, 17))))
+    line = json.dumps({"file_name": "own.png", "id": name, "captions": ["a square"]})
+    (folder / "metadata.jsonl").write_text(line, encoding="utf-8")
+    upsert_corpus(open_corpus(str(folder)), world.model(), world.store, "default", quiet=True)
 
 
 def test_keeping_states_needs_a_reranker(world: World, tmp_path: Path) -> None:
