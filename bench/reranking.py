@@ -1,12 +1,14 @@
 """What re-ranking costs: a text against its candidates, with and without kept states of pictures.
 
     python bench/reranking.py [--candidates 20] [--tokens 12] [--threads 1] [--layers 6]
+    python bench/reranking.py --lengths      # pairs alone, by the text's length
 
 The three graphs of a re-ranker as `hivlp export` writes them, of the paper's size unless told
 otherwise, with random weights (which change no time): towers of 12 and 6 layers and a cross-modal
 encoder of 6, 768 wide, pictures of 224 x 224 in patches of 16. Kept states are read as an index
 keeps them, half precision in a mapped file; pictures without are already decoded and prepared,
-which takes milliseconds where encoding takes hundreds. About six minutes on one core.
+which takes milliseconds where encoding takes hundreds. About four minutes. With `--lengths`, pairs
+as they are exported (`FewQueries`) stand beside attention as it is trained.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import argparse
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -22,12 +25,16 @@ import numpy.typing as npt
 import torch
 from measure import interleaved, machine, median
 from tokenizers import Tokenizer, models, processors
+from torch import Tensor, nn
 
+from hivlp.models.network.cross_modal import CrossModalEncoder
 from hivlp.models.network.hivlp import CrossConfig, HivlpConfig, make_hivlp
 from hivlp.models.runtime.providers import choose_providers, open_session
-from hivlp.models.training.export_reranker import write_reranker
+from hivlp.models.training.export_reranker import IMAGE, MASK, PROBABILITY, TEXT, write_reranker
+from hivlp.models.training.graphs import Ports, write_graph
 
 PICTURES = 200
+LENGTHS = (6, 12, 32, 60)
 BASE = "re-ranked, states kept"
 Work = Callable[[int], object]
 Floats = npt.NDArray[np.float32]
@@ -37,12 +44,35 @@ Ids = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Graphs:
-    """The re-ranker's three steps, and tokens and width of one picture's states."""
+    """The re-ranker's three steps, the last one as it is trained too, and tokens and width of one
+    picture's states.
+    """
 
     text: Callable[[Ids], Floats]
     images: Callable[[Floats], Floats]
     match: Callable[[Floats, Floats], Floats]
+    match_as_trained: Callable[[Floats, Floats], Floats]
     shape: tuple[int, int]
+
+
+class AsTrained(nn.Module):
+    """Pairs to probabilities with the attention that training uses."""
+
+    def __init__(self, cross: CrossModalEncoder) -> None:
+        super().__init__()
+        self.cross = cross
+
+    def forward(self, *given: Tensor) -> Tensor:
+        return self.cross.probability(*given)
+
+
+def write_as_trained(cross: CrossModalEncoder, path: Path) -> None:
+    """The pairs' graph without `FewQueries`."""
+    ports = Ports((TEXT, MASK, IMAGE), (PROBABILITY,), {TEXT: 1, MASK: 1})
+    shape = cross.shape
+    text, image = torch.randn(2, 7, shape.text), torch.randn(2, 197, shape.image)
+    arguments = (text, torch.ones(2, 7, dtype=torch.int64), image)
+    write_graph(AsTrained(cross), arguments, ports, path)
 
 
 def write_tokenizer(path: Path) -> Path:
@@ -63,10 +93,11 @@ def open_reranker(folder: Path, given: argparse.Namespace) -> Graphs:
     model = make_hivlp(config, write_tokenizer(folder / "tokenizer.json"))
     assert model.cross is not None
     record = write_reranker(model.dual, model.cross, folder, lambda: None)
+    write_as_trained(model.cross, folder / "as_trained.onnx")
     providers = choose_providers("auto")
-    text, image, cross = (
+    text, image, cross, trained = (
         open_session(folder, file, threads=given.threads, providers=providers).run
-        for file in (record.text_states, record.image_states, record.cross)
+        for file in (record.text_states, record.image_states, record.cross, "as_trained.onnx")
     )
 
     def encode_text(ids: Ids) -> Floats:
@@ -77,14 +108,14 @@ def open_reranker(folder: Path, given: argparse.Namespace) -> Graphs:
         (states,) = image(None, {"pixel_values": pixels})
         return np.asarray(states)
 
-    def match(texts: Floats, images: Floats) -> Floats:
+    def match(texts: Floats, images: Floats, run: Callable[..., list[Floats]] = cross) -> Floats:
         mask = np.ones(texts.shape[:2], np.int64)
         feed = {"text_states": texts, "attention_mask": mask, "image_states": images}
-        (found,) = cross(None, feed)
+        (found,) = run(None, feed)
         return np.asarray(found)
 
     shape = (record.image_tokens, record.image_width)
-    return Graphs(encode_text, encode_images, match, shape)
+    return Graphs(encode_text, encode_images, match, partial(match, run=trained), shape)
 
 
 def keep_states(path: Path, shape: tuple[int, int], rng: np.random.Generator) -> Kept:
@@ -128,6 +159,28 @@ def contenders(graphs: Graphs, kept: Kept, given: argparse.Namespace) -> dict[st
     }
 
 
+def by_length(graphs: Graphs, kept: Kept, given: argparse.Namespace) -> dict[str, Work]:
+    """Pairs by the text's length, as exported and as trained."""
+    images = np.asarray(kept[: given.candidates]).astype(np.float32)
+    found: dict[str, Work] = {}
+    for tokens in LENGTHS:
+        states = graphs.text(np.full((1, tokens), 2, np.int64))
+        texts = np.broadcast_to(states, (given.candidates, *states.shape[1:]))
+        exported, trained = graphs.match(texts, images), graphs.match_as_trained(texts, images)
+        assert np.abs(exported - trained).max() < 1e-4
+        found[f"{tokens} tokens, as exported"] = partial(_run, graphs.match, texts, images)
+        found[f"{tokens} tokens, as trained"] = partial(
+            _run, graphs.match_as_trained, texts, images
+        )
+    return found
+
+
+def _run(
+    match: Callable[[Floats, Floats], Floats], texts: Floats, images: Floats, _: int
+) -> Floats:
+    return match(texts, images)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--candidates", type=int, default=20)
@@ -135,14 +188,16 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--layers", type=int, default=6, help="of the cross-modal encoder")
     parser.add_argument("--passes", type=int, default=7)
+    parser.add_argument("--lengths", action="store_true", help="pairs alone, by the text's length")
     given = parser.parse_args()
     print(machine())
     with tempfile.TemporaryDirectory() as name:
         graphs = open_reranker(Path(name), given)
         kept = keep_states(Path(name) / "states.npy", graphs.shape, np.random.default_rng(0))
         print(f"states of a picture: {graphs.shape}, {kept[0].nbytes} bytes kept")
-        times = interleaved(contenders(graphs, kept, given), given.passes, warm=1)
-    base = median(times[BASE])
+        timed = (by_length if given.lengths else contenders)(graphs, kept, given)
+        times = interleaved(timed, given.passes, warm=1)
+    base = median(times.get(BASE, next(iter(times.values()))))
     print(f"{given.candidates} candidates, {given.tokens} tokens, threads {given.threads}")
     for name, found in times.items():
         middle = median(found)

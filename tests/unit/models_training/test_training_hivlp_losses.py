@@ -13,6 +13,7 @@ import numpy.typing as npt
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from hivlp.models.errors import TrainingError
 from hivlp.models.network.hivlp import Hivlp, paper_literal
@@ -311,6 +312,18 @@ def test_gradients_match_finite_differences_but_for_what_is_detached(
 
     assert torch.autograd.gradcheck(early, tuple(answers))
     assert torch.autograd.gradcheck(full, tuple(answers))
+
+
+@pytest.mark.parametrize(("reduction", "once"), [("sum", 0.679677194), ("mean", 0.339838597)])
+def test_golden_scores_at_three_exits_cost_three_times_the_golden_loss(
+    tmp_path: Path, reduction: Any, once: float
+) -> None:
+    golden = torch.tensor([[2.0, 0, 1], [0, 3, 1], [1, 0, 2]], dtype=torch.float64)
+    sides = (torch.eye(3, dtype=torch.float64), golden.T)  # rows texts: eye @ golden is golden
+    answers = [F.pad(side, (0, dim - 3)) for side in sides for dim in PAPER.dims]
+    model, settings = make_tiny(tmp_path, PAPER), replace(RETRIEVAL_ONLY, reduction=reduction)
+    total = _total_of(model, make_batch((5, 3, 7)), answers, settings)
+    assert total.item() == pytest.approx(3 * once, abs=3e-9)
 
 
 class _Others:
