@@ -3,8 +3,8 @@
 Notable: a run that is bounded by time is planned. Its first steps are timed, and the rest is laid
 out to end, with the learning rate as low as it should be, shortly before the time is over. The plan
 is kept in checkpoints and rates follow from it alone, so a run that goes on does so at the same
-rates. It is only ever made shorter, where the machine has become too slow for it; seconds are
-counted over all sittings of a run, and the first process's count.
+rates. It is made anew only where the machine has become too slow for it, or so fast that much time
+would be left. Seconds are counted over all sittings of a run, and the first process's count.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ UNTIMED, TIMED = 3, 10
 """Steps of a sitting that pass before timing starts, and the fewest that are timed."""
 TIMED_SHARE, MOST_TIMED_S = 0.02, 60.0
 """Timing takes this share of the time allowed, and no longer than this."""
+WASTE = 0.1
+"""The share of the time that a plan may leave unused before it is made anew."""
 RESERVE = 0.02
 """The share of the time that a plan leaves free, for checkpoints and for slower steps."""
 
@@ -60,12 +62,20 @@ class Plan:
 class Planner:
     """Keeps a run within `max_seconds`; where that is infinite, its plan stays as it is."""
 
-    def __init__(self, plan: Plan, max_seconds: float, step: int) -> None:
-        """A sitting that begins with step `step` (from 0)."""
+    def __init__(self, plan: Plan, max_seconds: float, most_steps: int, step: int) -> None:
+        """A sitting that begins with step `step` (from 0); a plan has at most `most_steps`."""
         self.plan = plan
-        self._most = max_seconds
+        self._most, self._most_steps = max_seconds, most_steps
         self._first = step + UNTIMED
         self._from = math.inf  # seconds at step `_first`
+
+    def progress(self, step: int, seconds: float) -> float:
+        """The share of the run that is over after `step` steps, which began at `seconds`.
+
+        By the plan; until there is one, by the time.
+        """
+        done = self.plan.progress(step)
+        return done if self.plan.timed else min(max(done, seconds / self._most), 1.0)
 
     def look(self, step: int, seconds: float) -> bool:
         """Plan where it is time to, before step `step` at `seconds`; whether that was done."""
@@ -74,22 +84,23 @@ class Planner:
         if step <= self._first:
             self._from = seconds if step == self._first else math.inf
             return False
-        timed = step - self._first
-        pace = max((seconds - self._from) / timed, 1e-9)
-        if timed < TIMED or not self._is_wanted(seconds, pace * (self.plan.steps - step)):
+        took, timed = seconds - self._from, step - self._first
+        if timed < TIMED or took < min(self._most * TIMED_SHARE, MOST_TIMED_S):
+            return False
+        pace = max(took / timed, 1e-9)
+        if self.plan.timed and self._suits(seconds + pace * (self.plan.steps - step)):
             return False
         reserve = RESERVE * (self._most - seconds if self.plan.timed else self._most)
         left = max(self._most - seconds - reserve, 0.0)
-        steps = min(self.plan.steps, step + max(1, int(left / pace)))
-        self.plan = Plan(steps, step, self.plan.progress(step), timed=True)
+        steps = min(self._most_steps, step + max(1, int(left / pace)))
+        self.plan = Plan(steps, step, self.progress(step, seconds), timed=True)
         self._first, self._from = step, seconds  # what comes is timed afresh
         return True
 
-    def _is_wanted(self, seconds: float, left: float) -> bool:
-        """Whether the first steps were timed for long enough; later, whether time won't suffice."""
-        if self.plan.timed:
-            return seconds + left > self._most
-        return seconds - self._from >= min(self._most * TIMED_SHARE, MOST_TIMED_S)
+    def _suits(self, ends: float) -> bool:
+        """Whether a plan that ends at `ends` seconds is as good as a new one."""
+        early = ends < self._most * (1.0 - WASTE) and self.plan.steps < self._most_steps
+        return not early and ends <= self._most
 
 
 def learning_rate(done: float, settings: TrainSettings) -> float:

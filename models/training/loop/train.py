@@ -105,7 +105,7 @@ class Trainer:
             load_optimiser(newest[0], self.model, self.optimiser)
         self.weights = weights_of(self.model)
         self.clock = Clock(self.state.seconds)
-        self.planner = Planner(self.state.plan, self.train.max_seconds, self.state.step)
+        self.planner = Planner(self.state.plan, self.train.max_seconds, run.steps, self.state.step)
 
     def fit(self) -> RunState:
         """Take the steps that are left; returns the state at the end. Raises TrainingError."""
@@ -139,7 +139,7 @@ class Trainer:
                 self._save(step, saved := seconds)
             if step >= self.planner.plan.steps or seconds >= self.train.max_seconds:
                 return step
-            done = self.planner.plan.progress(step + 1)
+            done = self.planner.progress(step + 1, seconds)
             set_rate(self.optimiser, learning_rate(done, self.train))
             self._step(step, batches, window)
             step += 1

@@ -88,37 +88,44 @@ def look(planner: Planner, steps: range, pace: float, before: float = 0.0) -> li
 
 
 def test_a_run_without_a_time_limit_is_never_planned() -> None:
-    planner = Planner(Plan(1000), float("inf"), 0)
+    planner = Planner(Plan(1000), float("inf"), 1000, 0)
     assert look(planner, range(100), 1.0) == []
     assert planner.plan == Plan(1000)
 
 
 def test_steps_are_timed_once_and_the_rest_fits_the_time() -> None:
-    planner = Planner(Plan(10**6), 1000.0, 0)
+    planner = Planner(Plan(10**6), 1000.0, 10**6, 0)
     # the first 3 steps are passed over, then 2 % of the time is timed: 20 s of half a second each
     assert look(planner, range(100), 0.5) == [43]
     plan = planner.plan
     assert plan.timed
-    assert plan.progress(43) == pytest.approx(Plan(10**6).progress(43))
+    # until then, progress was that of the time
+    assert plan.progress(43) == pytest.approx(0.5 * 43 / 1000)
     assert plan.steps * 0.5 == pytest.approx(980, abs=1)
 
 
 def test_a_plan_never_has_more_steps_than_the_recipe() -> None:
-    planner = Planner(Plan(60), 1000.0, 0)
+    planner = Planner(Plan(60), 1000.0, 60, 0)
     look(planner, range(60), 0.5)
     assert planner.plan.steps == 60
 
 
-def test_a_plan_is_kept_but_where_a_slower_machine_would_overrun_it() -> None:
-    made = Plan(1000, start=43, done=0.01, timed=True)
-    same = Planner(made, 1000.0, 100)
-    assert look(same, range(100, 1000), 1.0, before=99) == []
-    assert same.plan == made
-    slower = Planner(made, 1000.0, 100)
-    # 3 steps are passed over and 10 timed; then the new plan holds
-    assert look(slower, range(100, 500), 2.0, before=100) == [113]
-    assert slower.plan.progress(113) == pytest.approx(made.progress(113))
-    assert slower.plan.steps == 113 + int((1000 - 126) * 0.98 / 2)
+MADE = Plan(1000, start=43, done=0.01, timed=True)
+
+
+@pytest.mark.parametrize(("pace", "kept"), [(0.92, True), (1.0, True), (2.0, False), (0.5, False)])
+def test_a_plan_is_kept_unless_it_would_miss_its_time(pace: float, kept: bool) -> None:
+    planner = Planner(MADE, 1000.0, 10**6, 100)
+    found = look(planner, range(100, 200), pace, before=100)
+    if kept:
+        assert (found, planner.plan) == ([], MADE)
+        return
+    # 3 steps are passed over, then 20 s are timed, and 10 steps at least
+    step = 103 + max(10, round(20 / pace))
+    assert found == [step]
+    assert planner.plan.progress(step) == pytest.approx(MADE.progress(step))
+    left = 1000 - 100 - (step - 100) * pace
+    assert planner.plan.steps == step + int(left * 0.98 / pace)
 
 
 def test_a_clock_counts_earlier_sittings() -> None:
