@@ -225,6 +225,10 @@ def _measure_known(corpus: Corpus, heads: FittedHeads, settings: FitSettings) ->
 def run_export(given: argparse.Namespace) -> int:
     """The folder of a fit or of a training run to an artifact."""
     if is_run(given.fit):
+        if given.text_tower or given.image_tower or given.towers:
+            raise TrainingError(
+                "a run's towers are its own: --text-tower, --image-tower and --towers are of a fit"
+            )
         trained = load_run(given.fit)
         model, measured, cross = trained.model.dual, trained.measured, trained.model.cross
     else:
