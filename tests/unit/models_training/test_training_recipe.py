@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 
 from hivlp.models.errors import TrainingError
+from hivlp.models.training.fields import every_field
 from hivlp.models.training.recipe import Recipe, as_toml, packaged, read_recipe, recipe_of
+
+DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "training.md"
 
 
 def recipe(folder: Path, text: str, name: str = "mine.toml") -> str:
@@ -118,3 +121,16 @@ def test_every_form_is_one_line_away() -> None:
     for name in packaged():
         assert read_recipe(name, ["form=per_exit"]).model.gallery == "per_exit"
         assert read_recipe(name, ["form=nested"]).model.gallery == "nested"
+
+
+def test_the_document_tells_every_field_with_its_limits() -> None:
+    text = DOCUMENT.read_text(encoding="utf-8")
+    rows = {
+        line.split("|")[1].strip().strip("`"): line
+        for line in text.splitlines()
+        if line.startswith("| `")
+    }
+    for name, _, limit in every_field(Recipe()):
+        assert name == "model.gallery" or name in rows, f"docs/training.md lacks {name}"
+        if limit.unit:
+            assert limit.unit in rows[name], f"docs/training.md: {name} lacks {limit.unit!r}"
