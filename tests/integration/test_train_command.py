@@ -28,7 +28,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     corpus = str(pictured.folder(root / "pictures", FEW))
     artifact = str(root / "home" / "artifacts" / "mine")
     train = ["train", "hivlp-tiny", "--corpus", corpus, "--out", str(root / "run")]
-    learn = ["--set", "train.steps=480", "--set", "train.batch=12", "--set", "train.seed=1"]
+    learn = ["--set", "train.steps=600", "--set", "train.batch=12"]
     assert main([*train, *learn]) == 0
     assert main(["export", str(root / "run"), "--out", artifact]) == 0
     build = ["build", corpus, "--artifact", artifact, "--home", str(root / "home")]
@@ -53,8 +53,8 @@ def test_what_was_learned_is_found_at_every_depth(
             how = ["--rerank"] if plan == "rerank" else ["--plan", plan]
             assert main(["search", caption, "--k", "3", *how]) == 0
             firsts[plan] += found(capsys)[0].startswith(name)
-    # Of 12; by chance it would be 1. Observed: 12, 12 and 12.
-    assert min(firsts.values()) >= 10, firsts
+    # Of 12; by chance it would be 1. Observed: 12, 12 and 11.
+    assert min(firsts.values()) >= 9, firsts
 
 
 def test_the_artifact_holds_the_recipes_levels_and_its_reranker(made: Path) -> None:
@@ -69,7 +69,7 @@ def test_the_artifact_holds_the_recipes_levels_and_its_reranker(made: Path) -> N
     assert manifest.reranker is not None
     assert manifest.reranker.layers == 1
     last = read_curves(made / "run")[-1]
-    assert manifest.measured["trained_steps"] == 480
+    assert manifest.measured["trained_steps"] == 600
     assert manifest.measured["loss_total"] == pytest.approx(last["losses"]["total"], abs=1e-4)
 
 

@@ -324,6 +324,19 @@ def test_two_processes_learn_what_one_does_from_the_same_pictures(
     assert len(losses[0]) == 4
 
 
+def test_bf16_learns_what_fp32_does_within_its_few_digits(corpus: Path, tmp_path: Path) -> None:
+    runs = {
+        precision: run(corpus, tmp_path / precision, *SHORT, f"train.precision={precision}")
+        for precision in ("fp32", "bf16")
+    }
+    losses = {name: read_curves(out)[-1]["losses"] for name, out in runs.items()}
+    for name, loss in losses["fp32"].items():
+        assert losses["bf16"][name] == pytest.approx(loss, rel=0.03), name
+    full, half = weights(runs["fp32"]), weights(runs["bf16"])
+    assert all(value.dtype == torch.float32 for value in half.values())
+    assert not all(torch.equal(full[name], half[name]) for name in full)
+
+
 def test_a_run_goes_on_only_as_the_run_it_was(corpus: Path, tmp_path: Path) -> None:
     out = run(corpus, tmp_path / "run", *SHORT)
     with pytest.raises(TrainingError, match=r"holds a run with train.batch = 8, not 16"):
