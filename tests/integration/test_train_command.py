@@ -15,6 +15,9 @@ from hivlp.models.training.loop.curves import read_curves
 from hivlp.service.main import main
 from tests.unit.models_training import pictured
 
+# Learning takes 15 s of one core and nine graphs to export as much again.
+pytestmark = pytest.mark.timeout(400)
+
 Capture = pytest.CaptureFixture[str]
 ROWS = pictured.rows()
 # One caption a picture, so that the right answer is one, and few, so that they are soon learned.
@@ -22,18 +25,24 @@ FEW = [(name, data, captions[:1]) for name, data, captions in ROWS[:12]]
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A home with a model that learned twelve pictures, and an index of them built with it."""
+def learned(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with twelve pictures, and a run that learned them."""
     root = tmp_path_factory.mktemp("train")
     corpus = str(pictured.folder(root / "pictures", FEW))
-    artifact = str(root / "home" / "artifacts" / "mine")
-    train = ["train", "hivlp-tiny", "--corpus", corpus, "--out", str(root / "run")]
     learn = ["--set", "train.steps=600", "--set", "train.batch=12"]
-    assert main([*train, *learn]) == 0
-    assert main(["export", str(root / "run"), "--out", artifact]) == 0
-    build = ["build", corpus, "--artifact", artifact, "--home", str(root / "home")]
-    assert main([*build, "--store-states"]) == 0
+    out = str(root / "run")
+    assert main(["train", "hivlp-tiny", "--corpus", corpus, "--out", out, *learn]) == 0
     return root
+
+
+@pytest.fixture(scope="module")
+def made(learned: Path) -> Path:
+    """The same with the run exported, and an index of the pictures built with it."""
+    artifact, home = str(learned / "home" / "artifacts" / "mine"), str(learned / "home")
+    assert main(["export", str(learned / "run"), "--out", artifact]) == 0
+    build = ["build", str(learned / "pictures"), "--artifact", artifact, "--home", home]
+    assert main([*build, "--store-states"]) == 0
+    return learned
 
 
 def found(capsys: Capture) -> list[str]:
@@ -43,38 +52,8 @@ def found(capsys: Capture) -> list[str]:
     return [line.split()[place] for line in lines[1:] if line and line.split()[0].isdigit()]
 
 
-def test_what_was_learned_is_found_at_every_depth(
-    made: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
-) -> None:
-    monkeypatch.setenv("HIVLP_HOME", str(made / "home"))
-    firsts = dict.fromkeys(("exact", "cascade", "rerank"), 0)
-    for name, _, (caption,) in FEW:
-        for plan in firsts:
-            how = ["--rerank"] if plan == "rerank" else ["--plan", plan]
-            assert main(["search", caption, "--k", "3", *how]) == 0
-            firsts[plan] += found(capsys)[0].startswith(name)
-    # Of 12; by chance it would be 1. Observed: 12, 12 and 11.
-    assert min(firsts.values()) >= 9, firsts
-
-
-def test_the_artifact_holds_the_recipes_levels_and_its_reranker(made: Path) -> None:
-    manifest = Artifact.open(made / "home" / "artifacts" / "mine").manifest
-    for tower in manifest.towers:
-        assert [(stage.exit_layer, stage.dim) for stage in tower.stages] == [
-            (1, 8),
-            (2, 16),
-            (3, 32),
-        ]
-    assert manifest.gallery == "nested"
-    assert manifest.reranker is not None
-    assert manifest.reranker.layers == 1
-    last = read_curves(made / "run")[-1]
-    assert manifest.measured["trained_steps"] == 600
-    assert manifest.measured["loss_total"] == pytest.approx(last["losses"]["total"], abs=1e-4)
-
-
-def test_progress_says_loss_throughput_and_time_left(made: Path, tmp_path: Path) -> None:
-    train = ["train", "hivlp-tiny", "--corpus", str(made / "pictures"), "--out", str(tmp_path)]
+def test_progress_says_loss_throughput_and_time_left(learned: Path, tmp_path: Path) -> None:
+    train = ["train", "hivlp-tiny", "--corpus", str(learned / "pictures"), "--out", str(tmp_path)]
     quick = ["--set", "train.log_steps=1", "--set", "train.steps=3"]
     # each step is told of where lines come as often as they can
     code = (
@@ -107,11 +86,11 @@ def test_progress_says_loss_throughput_and_time_left(made: Path, tmp_path: Path)
     ],
 )
 def test_a_wrong_recipe_fails_by_field_and_limit(
-    made: Path, tmp_path: Path, capsys: Capture, changes: list[str], told: str
+    learned: Path, tmp_path: Path, capsys: Capture, changes: list[str], told: str
 ) -> None:
     sets = [word for change in changes for word in ("--set", change)]
     out = str(tmp_path / "run")
-    corpus = str(made / "pictures")
+    corpus = str(learned / "pictures")
     assert main(["train", "hivlp-tiny", "--corpus", corpus, "--out", out, *sets]) == 1
     assert told in capsys.readouterr().err
 
@@ -145,8 +124,38 @@ def test_pictures_that_cannot_be_read_are_listed(tmp_path: Path, capsys: Capture
 
 
 def test_options_of_pretrained_towers_do_not_belong_to_a_run(
-    made: Path, tmp_path: Path, capsys: Capture
+    learned: Path, tmp_path: Path, capsys: Capture
 ) -> None:
-    export = ["export", str(made / "run"), "--out", str(tmp_path / "artifact")]
+    export = ["export", str(learned / "run"), "--out", str(tmp_path / "artifact")]
     assert main([*export, "--text-tower", "bert"]) == 1
     assert "a run's towers are its own: --text-tower, --image-tower" in capsys.readouterr().err
+
+
+def test_what_was_learned_is_found_at_every_depth(
+    made: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.setenv("HIVLP_HOME", str(made / "home"))
+    firsts = dict.fromkeys(("exact", "cascade", "rerank"), 0)
+    for name, _, (caption,) in FEW:
+        for plan in firsts:
+            how = ["--rerank"] if plan == "rerank" else ["--plan", plan]
+            assert main(["search", caption, "--k", "3", *how]) == 0
+            firsts[plan] += found(capsys)[0].startswith(name)
+    # Of 12; by chance it would be 1. Observed: 12, 12 and 11.
+    assert min(firsts.values()) >= 9, firsts
+
+
+def test_the_artifact_holds_the_recipes_levels_and_its_reranker(made: Path) -> None:
+    manifest = Artifact.open(made / "home" / "artifacts" / "mine").manifest
+    for tower in manifest.towers:
+        assert [(stage.exit_layer, stage.dim) for stage in tower.stages] == [
+            (1, 8),
+            (2, 16),
+            (3, 32),
+        ]
+    assert manifest.gallery == "nested"
+    assert manifest.reranker is not None
+    assert manifest.reranker.layers == 1
+    last = read_curves(made / "run")[-1]
+    assert manifest.measured["trained_steps"] == 600
+    assert manifest.measured["loss_total"] == pytest.approx(last["losses"]["total"], abs=1e-4)
