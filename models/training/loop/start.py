@@ -132,11 +132,14 @@ def _streamed_captions(source: DataSource) -> Any:
             yield from found.captions
 
 
-def make_model(run: Run) -> Hivlp:
-    """The model with fresh weights from the seed, or those that the recipe starts from."""
+def make_model(run: Run, *, begun: bool) -> Hivlp:
+    """The model with fresh weights from the seed, or those that the recipe starts from.
+
+    Of a run that was `begun` before, whose weights are to be loaded, the start isn't read again.
+    """
     torch.manual_seed(run.recipe.train.seed)
     model = make_hivlp(run.recipe.model, run.folder / TOKENIZER)
-    if run.recipe.train.from_:
+    if run.recipe.train.from_ and not begun:
         anew = run.recipe.train.only == "early"
         load_initial(Path(run.recipe.train.from_), model, early_anew=anew)
     if run.recipe.train.only == "early":

@@ -90,10 +90,10 @@ class Trainer:
 
     def __init__(self, run: Run) -> None:
         self.run, self.train = run, run.recipe.train
-        self.model = make_model(run)
         self.checkpoints = Checkpoints(run.folder, self.train.keep)
         self.state = RunState(0, 0.0, run.processes, Plan(run.steps))
         newest = self.checkpoints.newest()
+        self.model = make_model(run, begun=newest is not None)
         if newest is not None:
             self.state = newest[1]
             check_processes(self.state, run.processes)

@@ -17,22 +17,16 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch import Tensor, nn
+from torch import Tensor
 
 from hivlp.models.cli_train import train as train_command
 from hivlp.models.errors import HivlpError, TrainingError
 from hivlp.models.training.loop import train as loop
 from hivlp.models.training.loop.checkpoints import (
     Checkpoints,
-    RunState,
-    load_model,
-    load_optimiser,
 )
-from hivlp.models.training.loop.curves import Curves, read_curves
-from hivlp.models.training.loop.optimiser import make_optimiser, split
-from hivlp.models.training.loop.schedule import Clock, Plan, Planner, learning_rate
-from hivlp.models.training.loop.settings import TrainSettings
-from hivlp.models.training.loop.train import checked_gradient
+from hivlp.models.training.loop.curves import read_curves
+from hivlp.models.training.loop.schedule import Clock
 from hivlp.models.training.loop.trained import load_run
 from tests.unit.models_training import pictured
 
@@ -70,172 +64,6 @@ def process(
     )
 
 
-def test_the_rate_rises_over_a_tenth_and_falls_to_its_end() -> None:
-    settings = TrainSettings()
-    rates = [learning_rate(done, settings) for done in (0.0, 0.05, 0.1, 0.55, 1.0)]
-    assert rates == pytest.approx([0, 5e-5, 1e-4, 5.5e-5, 1e-5])
-
-
-def test_a_plan_goes_on_evenly_from_where_it_was_made() -> None:
-    assert [Plan(10).progress(step) for step in (0, 3, 10)] == [0, 0.3, 1]
-    later = Plan(50, start=10, done=0.2, timed=True)
-    assert [later.progress(step) for step in (10, 30, 50, 51)] == pytest.approx([0.2, 0.6, 1, 1])
-
-
-def look(planner: Planner, steps: range, pace: float, before: float = 0.0) -> list[int]:
-    """The steps before which a planner plans, where each takes `pace` seconds."""
-    return [s for s in steps if planner.look(s, before + (s - steps.start) * pace)]
-
-
-def test_a_run_without_a_time_limit_is_never_planned() -> None:
-    planner = Planner(Plan(1000), float("inf"), 1000, 0)
-    assert look(planner, range(100), 1.0) == []
-    assert planner.plan == Plan(1000)
-
-
-def test_steps_are_timed_once_and_the_rest_fits_the_time() -> None:
-    planner = Planner(Plan(10**6), 1000.0, 10**6, 0)
-    # the first 3 steps are passed over, then 2 % of the time is timed: 20 s of half a second each
-    assert look(planner, range(100), 0.5) == [43]
-    plan = planner.plan
-    assert plan.timed
-    # until then, progress was that of the time
-    assert plan.progress(43) == pytest.approx(0.5 * 43 / 1000)
-    assert plan.steps * 0.5 == pytest.approx(980, abs=1)
-
-
-def test_a_plan_never_has_more_steps_than_the_recipe() -> None:
-    planner = Planner(Plan(60), 1000.0, 60, 0)
-    look(planner, range(60), 0.5)
-    assert planner.plan.steps == 60
-
-
-MADE = Plan(1000, start=43, done=0.01, timed=True)
-
-
-@pytest.mark.parametrize(("pace", "kept"), [(0.92, True), (1.0, True), (2.0, False), (0.5, False)])
-def test_a_plan_is_kept_unless_it_would_miss_its_time(pace: float, kept: bool) -> None:
-    planner = Planner(MADE, 1000.0, 10**6, 100)
-    found = look(planner, range(100, 200), pace, before=100)
-    if kept:
-        assert (found, planner.plan) == ([], MADE)
-        return
-    # 3 steps are passed over, then 20 s are timed, and 10 steps at least
-    step = 103 + max(10, round(20 / pace))
-    assert found == [step]
-    assert planner.plan.progress(step) == pytest.approx(MADE.progress(step))
-    left = 1000 - 100 - (step - 100) * pace
-    assert planner.plan.steps == step + int(left * 0.98 / pace)
-
-
-def test_a_clock_counts_earlier_sittings() -> None:
-    moments = iter([100.0, 103.0])
-    assert Clock(7.0, lambda: next(moments)).seconds == 10.0
-
-
-def test_norms_and_biases_do_not_decay() -> None:
-    model = nn.ModuleDict({"line": nn.Linear(3, 2), "norm": nn.LayerNorm(2)})
-    model["frozen"] = nn.Linear(2, 2).requires_grad_(False)
-    decayed, kept = split(model.named_parameters())
-    assert [name for name, _ in decayed] == ["line.weight"]
-    assert [name for name, _ in kept] == ["line.bias", "norm.weight", "norm.bias"]
-    first, second = make_optimiser(model, TrainSettings()).param_groups
-    assert (first["weight_decay"], second["weight_decay"]) == (0.01, 0.0)
-    assert first["betas"] == (0.9, 0.98)
-
-
-def test_a_gradient_that_is_no_number_ends_the_run_before_the_weights_do() -> None:
-    assert checked_gradient(3.0, 1) == 3.0
-    with pytest.raises(TrainingError, match="step 7: the gradient is nan"):
-        checked_gradient(float("nan"), 7)
-
-
-def stepped(seed: int, steps: int) -> tuple[nn.Module, torch.optim.Optimizer]:
-    torch.manual_seed(seed)
-    model = nn.Sequential(nn.Linear(3, 4), nn.GELU(), nn.Linear(4, 2))
-    optimiser = make_optimiser(model, TrainSettings(learning_rate=0.1))
-    for step in range(steps):
-        model(torch.full((2, 3), float(step))).square().sum().backward()  # type: ignore[no-untyped-call]
-        optimiser.step()
-        optimiser.zero_grad()
-    return model, optimiser
-
-
-def test_a_checkpoint_gives_back_weights_and_moments(tmp_path: Path) -> None:
-    model, optimiser = stepped(0, 3)
-    kept = Checkpoints(tmp_path, keep=2)
-    kept.save(model, optimiser, RunState(3, 1.5, 1, Plan(9, 1, 0.25, timed=True)))
-    other, other_optimiser = stepped(1, 1)
-    found = kept.newest()
-    assert found is not None
-    assert found[1] == RunState(3, 1.5, 1, Plan(9, 1, 0.25, timed=True))
-    load_model(found[0], other)
-    load_optimiser(found[0], other, other_optimiser)
-    for each in ((model, optimiser), (other, other_optimiser)):
-        each[0](torch.ones(2, 3)).square().sum().backward()
-        each[1].step()
-    for one, another in zip(model.parameters(), other.parameters(), strict=True):
-        assert torch.equal(one, another)
-
-
-def test_the_last_checkpoints_are_kept_and_a_spoilt_one_is_passed_over(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    model, optimiser = stepped(0, 1)
-    kept = Checkpoints(tmp_path, keep=2)
-    for step in (5, 7, 9):
-        kept.save(model, optimiser, RunState(step, 0.0, 1, Plan(9)))
-    assert [path.name for path in kept.all()] == ["step-00000007", "step-00000009"]
-    with (kept.all()[-1] / "model.safetensors").open("r+b") as stream:
-        stream.seek(-1, os.SEEK_END)
-        stream.write(b"\x55")
-    found = kept.newest()
-    assert found is not None
-    assert found[1].step == 7
-    assert "step-00000009/model.safetensors: differs" in capsys.readouterr().err
-
-
-def test_a_checkpoint_that_was_being_written_counts_for_nothing(tmp_path: Path) -> None:
-    (tmp_path / "checkpoints" / ".step-00000003.part").mkdir(parents=True)
-    assert Checkpoints(tmp_path, keep=1).newest() is None
-
-
-def test_tied_weights_are_kept_and_loaded(tmp_path: Path) -> None:
-    model = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])
-    model[1].weight = model[0].weight
-    optimiser = make_optimiser(model, TrainSettings())
-    path = Checkpoints(tmp_path, keep=1).save(model, optimiser, RunState(1, 0.0, 1, Plan(9)))
-    load_model(path, model)
-
-
-def line(step: int) -> dict[str, object]:
-    names = ("learning_rate", "gradient", "pictures_per_second", "epoch")
-    return {"step": step, "losses": {"total": 1.0}} | dict.fromkeys(names, 0.5)
-
-
-def test_curves_that_go_on_hold_each_step_once(tmp_path: Path) -> None:
-    with Curves(tmp_path, 0) as curves:
-        for step in (1, 2, 3):
-            curves.write(line(step))
-    with (tmp_path / "curves.jsonl").open("a") as stream:
-        stream.write('{"step": 4, "los')
-    with Curves(tmp_path, 2) as curves:
-        curves.write(line(3))
-    assert [each["step"] for each in read_curves(tmp_path)] == [1, 2, 3]
-    assert any((tmp_path / "tensorboard").iterdir())
-
-
-def test_without_tensorboard_the_curves_are_files_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with Curves(tmp_path, 0) as curves:
-        curves.write(line(1))
-    assert capsys.readouterr().err.count("hivlp[tensorboard]") == 1
-    assert not (tmp_path / "tensorboard").exists()
-    assert len(read_curves(tmp_path)) == 1
-
-
 def test_a_run_leaves_what_its_document_says(corpus: Path, tmp_path: Path) -> None:
     out = run(corpus, tmp_path / "run", *SHORT)
     for name in ("recipe.toml", "data.json", "tokenizer.json", "data/pictures.arrow"):
@@ -262,7 +90,7 @@ def test_the_same_seed_gives_the_same_weights_and_another_one_others(
 def test_a_killed_run_goes_on_to_the_weights_of_one_never_stopped(
     corpus: Path, tmp_path: Path
 ) -> None:
-    slow = (*SHORT, "train.steps=40", "train.checkpoint_seconds=0")
+    slow = (*SHORT, "train.steps=40", "train.checkpoint_seconds=0", "train.accumulation=2")
     whole = weights(run(corpus, tmp_path / "whole", *slow))
     out = tmp_path / "killed"
     killed = process(corpus, out, slow)
@@ -413,6 +241,9 @@ def test_a_run_may_start_from_another_and_leave_parts_of_it_out(
     before, after = weights(first), weights(out)
     assert not any(name.startswith("cross.") for name in after)
     assert all(torch.allclose(before[name], after[name], atol=1e-9) for name in after)
+    shutil.move(first, tmp_path / "moved")  # a run that was begun has no need of its start
+    run(corpus, out, *SHORT, f"train.from={first}", *still)
+    shutil.move(tmp_path / "moved", first)
     assert (first / "tokenizer.json").read_bytes() == (out / "tokenizer.json").read_bytes()
     with pytest.raises(HivlpError, match="mis-shaped weights"):
         run(corpus, tmp_path / "third", *SHORT, f"train.from={first}", "model.head_hidden=32")
