@@ -29,9 +29,8 @@ def run_train(given: argparse.Namespace) -> int:
         run = start_run(recipe, source, given.out, accelerator)
         state = train(run)
         if run.first:
-            say(
-                f"trained {state.step} steps in {state.seconds:.0f} s; hivlp export {given.out} --out ARTIFACT"
-            )
+            say(f"trained {state.step} steps in {state.seconds:.0f} s")
+            say(f"next: hivlp export {given.out} --out ARTIFACT")
     finally:
         accelerator.end_training()
     return DONE
