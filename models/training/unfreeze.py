@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -106,8 +106,7 @@ def unfreeze(lesson: Lesson, heads: Heads, settings: FitSettings, folder: Path) 
     trained = _Trained(exits, lesson.layers)
     checkpoints = Checkpoints(folder, KEPT_CHECKPOINTS)
     newest = checkpoints.newest()
-    fresh = RunState(0, 0.0, 1, Plan(lesson.total))
-    state = fresh if newest is None else newest[1]
+    state = RunState(0, 0.0, 1, Plan(lesson.total)) if newest is None else newest[1]
     chosen = settings.unfreeze
     steps = Steps(
         [
@@ -121,8 +120,9 @@ def unfreeze(lesson: Lesson, heads: Heads, settings: FitSettings, folder: Path) 
     )
     if newest is not None:
         load_model(newest[0], trained)
-        load_optimiser(newest[0], trained, steps.optimiser)
     if not state.finished:
+        if newest is not None:
+            load_optimiser(newest[0], trained, steps.optimiser)
         aims = _Aims(lesson.student, heads, settings)
         _train(lesson, exits, trained, aims, steps, checkpoints, state, settings)
     for head in heads:
@@ -150,8 +150,7 @@ def _train(
 
     def save(*, finished: bool = False) -> None:
         spent = state.seconds + time.monotonic() - begun
-        now = replace(state, step=done, seconds=spent, finished=finished)
-        checkpoints.save(trained, steps.optimiser, now)
+        checkpoints.save(trained, steps.optimiser, RunState(done, spent, 1, state.plan, finished))
 
     # the tower stays in inference mode: measured statistics and no dropout; heads have theirs
     trained.heads.train()
