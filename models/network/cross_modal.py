@@ -85,7 +85,7 @@ class CrossModalEncoder(nn.Module):
         # Pre-norm layers leave a sum that nothing has normalised.
         self.norm = nn.LayerNorm(shape.width, shape.eps) if shape.norm == "pre" else nn.Identity()
         self.answer = nn.Linear(shape.width, 1)
-        initialise(self)
+        initialise(self, shape.width)
 
     def forward(
         self,

@@ -225,5 +225,5 @@ def make_hivlp(config: HivlpConfig, tokenizer: Path) -> Hivlp:
 def _with_heads(tower: StackTower, levels: tuple[LevelSpec, ...], hidden: int) -> TowerExits:
     heads = [MlpHead(tower.width(spec.exit_layer), spec.dim, hidden) for spec in levels]
     for head in heads:
-        initialise(head)
+        initialise(head, tower.shape.width)
     return TowerExits(tower, [spec.exit_layer for spec in levels], heads)

@@ -35,7 +35,7 @@ class MlmHead(nn.Module):
         self.dense = nn.Linear(width, width)
         self.norm = nn.LayerNorm(width, eps=eps)
         self.bias = nn.Parameter(torch.zeros(vocabulary))
-        initialise(self)
+        initialise(self, width)
 
     def forward(self, states: Tensor, image: Tensor, words: Tensor) -> Tensor:
         """Logits (m, vocabulary) of m tokens.

@@ -21,7 +21,7 @@ from hivlp.models.errors import TrainingError
 from hivlp.models.network.blocks import Activation, Block, BlockShape, NormPlacement
 from hivlp.models.network.pooling import pool_mean
 from hivlp.models.network.tower import Pooling, Tensors, Tower
-from hivlp.models.network.weights import INITIAL_STD, weights_hash
+from hivlp.models.network.weights import initial_std, weights_hash
 
 StackPooling = Literal["first", "mean"]
 
@@ -160,9 +160,9 @@ class StackTower(Tower):
 
 def special_token(width: int) -> nn.Parameter:
     """A learned token that stands before all others: (1, 1, width)."""
-    return nn.Parameter(torch.empty(1, 1, width).normal_(std=INITIAL_STD))
+    return nn.Parameter(torch.empty(1, 1, width).normal_(std=initial_std(width)))
 
 
 def learned_positions(count: int, width: int) -> nn.Parameter:
     """One learned vector for each place: (count, width)."""
-    return nn.Parameter(torch.empty(count, width).normal_(std=INITIAL_STD))
+    return nn.Parameter(torch.empty(count, width).normal_(std=initial_std(width)))

@@ -85,7 +85,7 @@ class TextTower(StackTower):
         self.sizes, self.tokenizer = shape, tokenizer
         self.words = nn.Embedding(tokenizer.size, shape.width)
         self.positions = learned_positions(shape.max_tokens, shape.width)
-        initialise(self)
+        initialise(self, shape.width)
 
     @property
     def vocabulary(self) -> int:

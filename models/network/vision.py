@@ -74,7 +74,7 @@ class VisionTower(StackTower):
         self.patches = nn.Conv2d(3, shape.width, shape.patch, shape.patch)
         self.image_token = special_token(shape.width)
         self.positions = learned_positions(1 + shape.patches, shape.width)
-        initialise(self)
+        initialise(self, shape.width)
 
     @property
     def preparation(self) -> ImagePreparation:

@@ -3,29 +3,36 @@
 from __future__ import annotations
 
 import hashlib
+import math
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-INITIAL_STD = 0.02
+BASE_STD, BASE_WIDTH = 0.02, 768
 
 
-def initialise(module: nn.Module, std: float = INITIAL_STD) -> None:
+def initial_std(width: int) -> float:
+    """How far weights of a network `width` wide start from zero: .02 at the base width of 768.
+
+    BERT (arXiv 1810.04805) and ViT's ports take .02; HiVLP says nothing of it. In proportion to
+    1 / sqrt(width) elsewhere, so that a layer adds as much to what it reads at any width: at .02 a
+    narrow tower hardly learns (bench/LOG.md, 2026-11-30).
+    """
+    return BASE_STD * math.sqrt(BASE_WIDTH / width)
+
+
+def initialise(module: nn.Module, width: int) -> None:
     """Start every linear map, convolution and embedding from a normal cut at two deviations.
 
-    Biases start at zero; norms keep 1 and 0. (As BERT, arXiv 1810.04805, and ViT's ports do; HiVLP
-    says nothing of it.) Draws from torch's global generator, in the order of the modules.
+    `width` is that of the network which the module is a part of, see `initial_std`. Biases start at
+    zero; norms keep 1 and 0. Draws from torch's global generator, in the order of the modules.
     """
+    std = initial_std(width)
     for part in module.modules():
         if isinstance(part, (nn.Linear, nn.Conv2d, nn.Embedding)):
-            start_normal(part.weight, std)
+            nn.init.trunc_normal_(part.weight, std=std, a=-2 * std, b=2 * std)
         if isinstance(part, (nn.Linear, nn.Conv2d)) and part.bias is not None:
             nn.init.zeros_(part.bias)
-
-
-def start_normal(weight: Tensor, std: float = INITIAL_STD) -> None:
-    """Fill one weight, of any shape, as `initialise` does."""
-    nn.init.trunc_normal_(weight, std=std, a=-2 * std, b=2 * std)
 
 
 def weights_hash(module: nn.Module) -> str:

@@ -20,7 +20,6 @@ from hivlp.models.encoder import RgbImage
 from hivlp.models.network.hivlp import CrossConfig, Hivlp, HivlpConfig, make_hivlp
 from hivlp.models.network.text_tower import TextShape
 from hivlp.models.network.vision import VisionShape
-from hivlp.models.network.weights import initialise
 from hivlp.models.runtime.preprocess import preprocess
 from hivlp.models.runtime.texts import Tokenizer
 from hivlp.models.training.export import ExportNote, export_model
@@ -69,7 +68,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Hivlp, list[dict[
     torch.manual_seed(0)
     rng = np.random.default_rng(0)
     model = make_hivlp(CONFIG, save_tokenizer(folder / "tokenizer.json"))
-    initialise(model, std=0.1)  # so narrow a model hears nothing of weights as small as .02
     optimiser = torch.optim.AdamW(model.parameters(), lr=4e-3)
     history = []
     for _ in range(STEPS):
