@@ -2,7 +2,7 @@
 
 A contract without torch and without files: `hivlp.index` reads every form that a corpus has and
 serves this protocol under the entry-point group `hivlp.corpora`; `hivlp.models.training` finds it
-there by name. Neither imports the other (docs/decisions/0012).
+there by name. Neither imports the other (docs/decisions/0013).
 """
 
 from __future__ import annotations
