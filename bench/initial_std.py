@@ -4,7 +4,7 @@
 
 Two coloured shapes side by side, told by a sentence; 36 things, 24 a batch, noise over everything.
 A vision tower of 4 layers, a text tower of 2, two levels, a cross-modal encoder of one layer, the
-nested form. Both starts of a seed see the same batches, step by step. Five minutes on one core.
+nested form. Both starts of a seed see the same batches, step by step. Some minutes on one core.
 """
 
 from __future__ import annotations

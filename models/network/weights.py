@@ -15,8 +15,8 @@ def initial_std(width: int) -> float:
     """How far weights of a network `width` wide start from zero: .02 at the base width of 768.
 
     BERT (arXiv 1810.04805) and ViT's ports take .02; HiVLP says nothing of it. In proportion to
-    1 / sqrt(width) elsewhere, so that a layer adds as much to what it reads at any width: at .02 a
-    narrow tower hardly learns (bench/LOG.md, 2026-11-30).
+    1 / sqrt(width) elsewhere, so that a layer adds as much to what it reads at any width: from .02
+    narrow towers learn later (bench/initial_std.py).
     """
     return BASE_STD * math.sqrt(BASE_WIDTH / width)
 
