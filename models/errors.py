@@ -82,6 +82,15 @@ class TrainingError(HivlpError):
     """Data, towers or settings from which nothing can be fitted or exported."""
 
 
+class CheckpointError(TrainingError):
+    """The folder of a fit or a run that can't be used; names the file."""
+
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__(f"{path}: {reason}")
+        self.path = path
+        self.reason = reason
+
+
 class MissingExtra(HivlpError):
     """An optional package is absent."""
 

@@ -17,31 +17,22 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from hivlp.models.artifact import file_record
-from hivlp.models.errors import TrainingError
+from hivlp.models.errors import CheckpointError, TrainingError
 from hivlp.models.levels import Modality
 from hivlp.models.network.checkpoint import load_strictly, read_json, read_safetensors
 from hivlp.models.network.dual_encoder import DualEncoder
 from hivlp.models.network.exits import TowerExits
-from hivlp.models.network.families import load_tower
 from hivlp.models.network.heads import ExitHead, HeadShape
 from hivlp.models.network.tower import first_layers, mark_retrained
 from hivlp.models.runtime.progress import say
 from hivlp.models.training.features import TowerExit
 from hivlp.models.training.fitting import FittedHeads, Heads
 from hivlp.models.training.settings import FitSettings
+from hivlp.models.training.towers import open_tower
 
 WEIGHTS, DESCRIPTION = "heads.safetensors", "fit.json"
 LAYERS = ".tower."
 FORMAT_VERSION = 1
-
-
-class CheckpointError(TrainingError):
-    """A fit's folder that can't be used; names the file."""
-
-    def __init__(self, path: Path, reason: str) -> None:
-        super().__init__(f"{path}: {reason}")
-        self.path = path
-        self.reason = reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +175,7 @@ def dual_encoder(fit: Fit, *, text: Path | None = None, image: Path | None = Non
 def _tower_exits(
     fit: Fit, use: TowerUse, heads: Heads, modality: Modality, path: Path
 ) -> TowerExits:
-    tower = load_tower(path, modality)
+    tower = open_tower(path, modality)
     if TowerExit(tower, use.exits).key != use.key:
         raise CheckpointError(path, f"not the {modality} tower that these heads were fitted on")
     if use.layers:

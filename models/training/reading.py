@@ -13,7 +13,6 @@ import numpy as np
 
 from hivlp.models.errors import TrainingError
 from hivlp.models.levels import Modality
-from hivlp.models.network.families import load_tower
 from hivlp.models.network.tower import Tower, check_exits, first_layers
 from hivlp.models.runtime.images import ImageLimits
 from hivlp.models.runtime.progress import say
@@ -27,6 +26,7 @@ from hivlp.models.training.settings import (
     UnfreezeSettings,
     with_fields,
 )
+from hivlp.models.training.towers import open_tower
 
 SHOWN = 3
 LEAST = 20
@@ -66,7 +66,7 @@ def read_towers(given: argparse.Namespace) -> Towers:
     for path, name in ((text, "text"), (image, "image")):
         if path is None:
             raise TrainingError(f"--{name}-tower is needed, or --towers for both")
-    return Towers(load_tower(text, "text"), load_tower(image, "image"), text, image)
+    return Towers(open_tower(text, "text"), open_tower(image, "image"), text, image)
 
 
 def read_settings(given: argparse.Namespace, towers: Towers) -> FitSettings:

@@ -26,10 +26,9 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from hivlp.models.artifact import file_record
-from hivlp.models.errors import TrainingError
+from hivlp.models.errors import CheckpointError, TrainingError
 from hivlp.models.network.checkpoint import load_strictly, read_safetensors
 from hivlp.models.runtime.progress import say
-from hivlp.models.training.checkpoint import CheckpointError
 from hivlp.models.training.loop.schedule import Plan
 
 FOLDER, MODEL, OPTIMISER, STATE = (

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from hivlp.models.errors import CheckpointError
 from hivlp.models.network.hivlp import Hivlp, make_hivlp
 from hivlp.models.runtime.progress import say
-from hivlp.models.training.checkpoint import CheckpointError
 from hivlp.models.training.loop.checkpoints import Checkpoints, RunState, load_model
 from hivlp.models.training.loop.curves import read_curves
 from hivlp.models.training.loop.record import TOKENIZER, RunRecord, read_record
