@@ -29,7 +29,7 @@ def learned(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with twelve pictures, and a run that learned them."""
     root = tmp_path_factory.mktemp("train")
     corpus = str(pictured.folder(root / "pictures", FEW))
-    learn = ["--set", "train.steps=600", "--set", "train.batch=12"]
+    learn = ["--set", "train.steps=400", "--set", "train.batch=12"]
     out = str(root / "run")
     assert main(["train", "hivlp-tiny", "--corpus", corpus, "--out", out, *learn]) == 0
     return root
@@ -157,5 +157,5 @@ def test_the_artifact_holds_the_recipes_levels_and_its_reranker(made: Path) -> N
     assert manifest.reranker is not None
     assert manifest.reranker.layers == 1
     last = read_curves(made / "run")[-1]
-    assert manifest.measured["trained_steps"] == 600
+    assert manifest.measured["trained_steps"] == 400
     assert manifest.measured["loss_total"] == pytest.approx(last["losses"]["total"], abs=1e-4)
