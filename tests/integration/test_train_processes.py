@@ -104,8 +104,8 @@ def test_two_processes_learn_what_one_does_from_the_same_pictures(
 
 def test_bf16_learns_what_fp32_does_within_its_few_digits(corpus: Path, tmp_path: Path) -> None:
     runs = {"fp32": run(corpus, tmp_path / "fp32", *SHORT), "bf16": tmp_path / "bf16"}
-    # accelerate knows one precision a process
-    other = process(corpus, runs["bf16"], (*SHORT, "train.precision=bf16"))
+    # accelerate knows one precision a process; a loading process beside it draws the same pictures
+    other = process(corpus, runs["bf16"], (*SHORT, "train.precision=bf16", "data.workers=1"))
     said = other.communicate(timeout=90)[1]
     assert other.returncode == 0, said
     losses = {name: read_curves(out)[-1]["losses"] for name, out in runs.items()}

@@ -18,7 +18,7 @@ from hivlp.models.training.loop.curves import read_curves
 from hivlp.models.training.loop.schedule import Clock
 from hivlp.models.training.loop.trained import load_run
 from tests.unit.models_training import pictured
-from tests.unit.models_training.runs import SHORT, run, weights
+from tests.unit.models_training.runs import SHORT, arguments, run, weights
 
 
 @pytest.fixture(scope="module")
@@ -165,6 +165,17 @@ def test_early_heads_alone_need_a_run_and_several_levels(corpus: Path, tmp_path:
     early = ("train.only=early", f"train.from={flat}", "model.dims=[32]")
     with pytest.raises(TrainingError, match=r"train\.only: model\.dims has one level"):
         run(corpus, tmp_path / "b", *SHORT, *early)
+
+
+def test_a_karpathy_split_is_chosen_by_the_command(tmp_path: Path) -> None:
+    corpus = pictured.karpathy(tmp_path / "corpus", pictured.rows(20))
+    moved = corpus.rename(tmp_path / "elsewhere.json")
+    images = ["--split", "train", "--images", str(tmp_path / "corpus")]
+    out = tmp_path / "run"
+    assert train_command([*arguments(moved, out, SHORT), *images]) == 0
+    assert read_curves(out)[-1]["epoch"] == pytest.approx(8 * 8 / 10)  # of 20, 10 are for training
+    with pytest.raises(TrainingError, match=r"holds a run with --corpus: options"):
+        train_command([*arguments(moved, out, SHORT), *images, "--split", "val"])
 
 
 def test_streamed_shards_train_too(tmp_path: Path) -> None:
