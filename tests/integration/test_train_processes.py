@@ -114,3 +114,21 @@ def test_bf16_learns_what_fp32_does_within_its_few_digits(corpus: Path, tmp_path
     full, half = weights(runs["fp32"]), weights(runs["bf16"])
     assert all(value.dtype == torch.float32 for value in half.values())
     assert not all(torch.equal(full[name], half[name]) for name in full)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")
+@pytest.mark.parametrize(("precision", "far"), [("fp32", 0.01), ("auto", 0.03)])
+def test_a_gpu_learns_what_a_cpu_does(
+    corpus: Path, tmp_path: Path, precision: str, far: float
+) -> None:
+    # without dropout, which every device draws in its own way
+    same = (*SHORT, "model.text.dropout=0", f"train.precision={precision}")
+    runs = {"cpu": tmp_path / "cpu", "gpu": tmp_path / "gpu"}
+    for name, out in runs.items():
+        cpu = {"ACCELERATE_USE_CPU": "true"} if name == "cpu" else {}
+        started = process(corpus, out, same, **cpu)
+        assert started.wait(timeout=90) == 0, started.communicate()[1]
+    losses = {name: read_curves(out)[0]["losses"] for name, out in runs.items()}
+    for name, loss in losses["cpu"].items():
+        assert losses["gpu"][name] == pytest.approx(loss, rel=far, abs=0.003), name
