@@ -66,9 +66,15 @@ def reranked(
 ) -> Ranking:
     """The page of an answer whose first `rerank_k` items were sorted by the re-ranker.
 
-    As it was found where the deadline comes first, or the re-ranker fails.
+    As it was found where the deadline comes first, or the re-ranker fails. A page that begins
+    behind those items needs no re-ranker: it is as it was found, whatever their order would be.
     """
     end = options.offset + options.k
+    if options.offset >= options.rerank_k:
+        found_there = setting.searcher.items(
+            options.modality, found.candidates, options.k, options.offset
+        )
+        return Ranking(found_there)
     wanted = max(end, options.rerank_k)
     items = setting.searcher.items(options.modality, found.candidates, wanted, 0)
     ranking = _sorted(reranker, items, options, setting, opened)

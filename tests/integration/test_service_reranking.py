@@ -165,6 +165,20 @@ def test_pages_fit_together_and_what_lies_behind_keeps_its_order(client: httpx.C
     assert pages == ids(whole)
 
 
+def test_a_page_behind_what_is_reranked_runs_no_reranker(client: httpx.Client) -> None:
+    """So no deadline can pass, and nothing of it is degraded; one hit before, it is run."""
+    found = search(client, query="gray", k=ITEMS, plan="exact")
+    asked = {"query": "gray", "k": 2, "rerank": True, "rerank_k": 3, "plan": "exact"}
+    for offset in (3, ITEMS - 2):
+        body = search(client, **asked, offset=offset, deadline_ms=0.001)
+        assert not body["degraded"]
+        assert [s["name"] for s in body["stages"]].count("rerank") == 0
+        assert ids(body) == ids(found)[offset : offset + 2]
+        assert all("match" not in hit for hit in body["hits"])
+    astride = search(client, **asked, offset=2, deadline_ms=0.001)
+    assert (astride["degraded"], stage(astride, "rerank")["candidates_in"]) == (True, 3)
+
+
 def test_given_widths_decide_how_many_can_be_reranked(client: httpx.Client) -> None:
     widths = [{"level": 1, "keep": 12}, {"level": 2, "keep": 9}, {"level": 3, "keep": 5}]
     body = search(client, query="red", k=4, rerank=True, cascade=widths, plan="cascade")
