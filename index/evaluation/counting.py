@@ -36,16 +36,6 @@ class Asked:
         return len(self.vectors)
 
 
-@dataclass(frozen=True, slots=True)
-class Counted:
-    """`above` (n,): wrong rows that score at least as much as was given; `tied` (m, n): those that
-    score the same as one of m other given scores.
-    """
-
-    above: Counts
-    tied: Counts
-
-
 class Tops:
     """The best k rows of n queries, ties to the lower row: `scores` and `rows`, (n, k)."""
 
@@ -87,7 +77,8 @@ def scored(rows: LevelRows, asked: Asked) -> Iterator[tuple[slice, FloatArray]]:
 class Counter:
     """Counts wrong rows at one level, part by part.
 
-    `least` (n,) and each of `ties` (n,) are scores; NaN counts nothing.
+    `least` (n,) and each of the m `ties` (n,) are scores; NaN counts nothing. `above` (n,) comes to
+    the wrong rows that score at least `least`, `tied` (m, n) to those that score the same as a tie.
     """
 
     def __init__(self, asked: Asked, least: FloatArray, ties: Sequence[FloatArray]) -> None:
@@ -104,10 +95,6 @@ class Counter:
         for i, tie in enumerate(self._ties):
             same = np.abs(scores - tie) <= ROUNDING
             self.tied[i] += np.count_nonzero(same & wrong, axis=1)
-
-    def counted(self) -> Counted:
-        """What came together."""
-        return Counted(self.above, self.tied)
 
 
 class Ranker:
