@@ -20,15 +20,16 @@ import numpy as np
 from hivlp.index.build.answers import item_groups
 from hivlp.index.build.model import Model
 from hivlp.index.candidates import RowArray
+from hivlp.index.cascade import Plan
 from hivlp.index.errors import BuildError, PlanError
 from hivlp.index.evaluation.bootstrap import RESAMPLES
 from hivlp.index.evaluation.figures import AT, CROSS, Figures, direction_report
 from hivlp.index.evaluation.gallery import FoldGallery, Gallery
-from hivlp.index.evaluation.measure import Measured, Measurer
+from hivlp.index.evaluation.measure import Measured, Measurer, results_of
 from hivlp.index.evaluation.queries import SEED, chunks, encoded, query_ids, query_rows
 from hivlp.index.evaluation.ranks_file import RanksWriter
 from hivlp.index.evaluation.report import EvaluationReport, WidthReport
-from hivlp.index.evaluation.reranked import Reranking, with_reranked
+from hivlp.index.evaluation.reranked import RERANKED, Reranking, with_reranked
 from hivlp.index.evaluation.sweep import QUERIES, sweep, widths_tried
 from hivlp.index.evaluation.tally import Tally
 from hivlp.index.local_searcher import LocalSearcher
@@ -138,7 +139,8 @@ def evaluate(
         ),
         summary=figures.summary(),
         failures=manifest.corpus.failures,
-        reranked=settings.rerank,
+        reranked=settings.rerank if any(RERANKED in tally.keeps for tally in tallies) else 0,
+        results=results_of(settings.at),
     )
     return Evaluation(report, tallies, run.searcher, run.groups, run.measurers)
 
@@ -251,11 +253,10 @@ class _Run:
         for query, searched in settings.directions:
             if query in sides and searched in sides and galleries[searched].size:
                 gallery = galleries[searched]
-                most, depth = max(settings.at), settings.rerank if query != searched else 0
-                yield (
-                    (query, searched),
-                    Measurer(gallery, query, most, settings.keeps, depth),
-                )
+                depth = settings.rerank if query != searched else 0
+                results = results_of(settings.at)
+                measurer = Measurer(gallery, query, results, settings.keeps, depth)
+                yield (query, searched), measurer
 
     def _chunk(
         self,
@@ -284,10 +285,10 @@ class _Run:
 
     def _tally(self, direction: tuple[Modality, Modality], measurer: Measurer) -> Tally:
         if direction not in self.tallies:
-            keeps: dict[str, tuple[int, ...]] = {
-                name: tuple(stage.keep for stage in plan.stages)
-                for name, plan in measurer.plans.items()
-            }
+            plans: dict[str, Plan] = dict(measurer.plans.items())
+            if measurer.reranked is not None:
+                plans[RERANKED] = measurer.reranked
+            keeps = {name: tuple(s.keep for s in plan.stages) for name, plan in plans.items()}
             exits = None if measurer.early is None else measurer.early.exits
             threshold = None if exits is None else exits.threshold
             rows = measurer.gallery.size

@@ -7,8 +7,8 @@ rank of the best right row (1-based; inf where a plan found none), and its ANN r
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -63,12 +63,22 @@ class Stages:
 
 
 @dataclass(frozen=True, slots=True)
+class Head:
+    """What a plan found that is to be re-ranked: its first `rows` (n, depth), in the side's
+    numbers, -1 where there are fewer, and the `ranks` (n,) of its answers as they are.
+    """
+
+    rows: RowArray
+    ranks: Numbers
+
+
+@dataclass(frozen=True, slots=True)
 class Measured:
     """n queries: their `rows` in their own side, their `items` and `folds` (n,), each system.
 
     `stages` is None where no early exit was calibrated; `tops[level][size]` are the ranks at a
-    level of each query's exact top 10 in a gallery of `size` sampled rows, (n, k); `heads` the
-    first rows (n, depth) that each plan found, in the side's numbers, -1 where there are fewer.
+    level of each query's exact top 10 in a gallery of `size` sampled rows, (n, k); `head` is None
+    where nothing is to be re-ranked.
     """
 
     rows: RowArray
@@ -76,14 +86,14 @@ class Measured:
     systems: Mapping[str, Scored]
     stages: Stages | None
     tops: Mapping[int, Mapping[int, Counts]]
-    heads: Mapping[str, RowArray] = field(default_factory=dict)
+    head: Head | None = None
 
     def __len__(self) -> int:
         return len(self.rows)
 
-    def without_heads(self) -> Measured:
+    def without_head(self) -> Measured:
         """The same numbers without the rows."""
-        return replace(self, heads={})
+        return replace(self, head=None)
 
     def with_systems(self, systems: Mapping[str, Scored]) -> Measured:
         """The same queries of other systems."""
@@ -97,24 +107,30 @@ class Measurer:
         self,
         gallery: Gallery,
         query: Modality,
-        most: int,
+        results: int,
         keeps: tuple[tuple[int, int], ...] = (),
         depth: int = 0,
     ) -> None:
-        """`most` is the largest K of R@K; `keeps` are the cascade's widths (none: its own); of each
-        plan's answers the first `depth` are kept. Raises PlanError for widths that don't fit.
+        """Plans are those of a search for so many `results`; `keeps` are the cascade's widths
+        (none: its own). The first `depth` rows of the cascade are to be re-ranked. Raises PlanError
+        for widths that don't fit.
         """
         self.gallery = gallery
         self._depth = depth
         self._same = query == gallery.searched
         self.k = min(ANN_K, gallery.size - self._same)
-        need = max(most, ANN_K, depth) + self._same
+        need = results + self._same
         self.plans: dict[PlanName, Plan] = {
             name: gallery.plan(
                 PlanRequest(gallery.searched, query, need, name, keeps if name == "cascade" else ())
             )
             for name in PLANS
         }
+        self.reranked: Plan | None = None
+        if depth:  # as a service plans it: widths that are given may find fewer than `depth`
+            deep = need if keeps else max(need, depth)
+            request = PlanRequest(gallery.searched, query, deep, "cascade", keeps)
+            self.reranked = gallery.plan(request)
         self.early: Plan | None = None
         if gallery.indexed:
             deep = max(need, DEPTH + self._same)
@@ -131,24 +147,26 @@ class Measurer:
         kept, block = self.block(sampled, groups)
         if not len(kept):
             return None
-        plans = {
-            name: answers_of(plan, block, self.k, self._depth) for name, plan in self.plans.items()
-        }
+        plans = {name: answers_of(plan, block, self.k) for name, plan in self.plans.items()}
+        deep = self.reranked
+        head = None if deep is None else answers_of(deep, block, self.k, self._depth)
         stages = None if self.early is None else _Traced(self.early, block, self.k)
         passes = Passes(block, self.k, self._place, self._sizes)
-        passes.run([*plans.values(), *(stages.answers if stages else ())])
-        heads: dict[str, RowArray] = {
-            name: np.where(own.head < 0, -1, own.head + self.gallery.first)
-            for name, own in plans.items()
-        }
+        more = [*(stages.answers if stages else ()), *([] if head is None else [head])]
+        passes.run([*plans.values(), *more])
         return Measured(
             sampled.own_rows[kept],
             items[kept],
             {**passes.levels(), **{name: passes.scored(own) for name, own in plans.items()}},
             None if stages is None else stages.scored(passes),
             passes.tops,
-            heads,
+            None if head is None else self._head(head, passes),
         )
+
+    def _head(self, found: Answers, passes: Passes) -> Head:
+        """What is to be re-ranked, of answers that were counted."""
+        rows = np.where(found.head < 0, -1, found.head + self.gallery.first)
+        return Head(rows, passes.scored(found).ranks)
 
     def block(self, sampled: Sampled, groups: RowArray) -> tuple[RowArray, Block]:
         """The queries that have a right row to find, by their numbers, and as a block."""
@@ -160,6 +178,11 @@ class Measurer:
         outputs = {level: out[kept] for level, out in sampled.queries.outputs.items()}
         rows = [right[i] for i in kept]
         return kept, Block(gallery, outputs, groups[kept], own[kept], rows)
+
+
+def results_of(at: Sequence[int]) -> int:
+    """How many results the searches ask for whose plans are measured: 10, or the largest K."""
+    return max(*at, ANN_K)
 
 
 def answers_of(plan: Plan, block: Block, k: int, depth: int = 0) -> Answers:

@@ -104,7 +104,8 @@ class DifferenceReport:
 class EvaluationReport:
     """Everything measured on one version; `unread` pictures could not be read as queries.
 
-    `against` names what `differences` are to. `reranked` is how many of a plan's rows were.
+    `against` names what `differences` are to. `reranked` is how many of a plan's rows were, at
+    most (0: none in any direction). Plans are those of searches for so many `results`.
     """
 
     index: str
@@ -119,6 +120,7 @@ class EvaluationReport:
     summary: dict[str, SummaryReport]
     failures: int = 0
     reranked: int = 0
+    results: int = 10
     against: str | None = None
     differences: tuple[DifferenceReport, ...] = ()
 

@@ -1,11 +1,11 @@
 """What a re-ranker makes of the cascade's answers: ranks of the same queries, measured anew.
 
-The first rows that the cascade found are scored again by the same code that serves re-ranked
-searches; the rest stay behind them. So R@K after re-ranking is capped by what the cascade found:
-both stand in the report. Notable: ties count against here too. A right row enters the re-ranked
-part behind wrong ones of its score, and stands in it behind wrong ones of its probability; what
-could not be compared counts as tied at the end. Of texts every caption is scored, not the best of
-an item: that is how captions are ranked.
+The first rows that the cascade found, as wide as a re-ranked search runs it, are scored again by
+the same code that serves such searches; the rest stay behind them. So R@K after re-ranking is
+capped by what that cascade found: its widths stand in the report. Notable: ties count against here
+too. A right row enters the re-ranked part behind wrong ones of its score, and stands in it behind
+wrong ones of its probability; what could not be compared counts as tied at the end. Of texts every
+caption is scored, not the best of an item: that is how captions are ranked.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hivlp.index.build.encode import LIMITS
 from hivlp.index.candidates import RowArray
 from hivlp.index.cascade import PlanName
 from hivlp.index.errors import BuildError
-from hivlp.index.evaluation.measure import Measured, Scored
+from hivlp.index.evaluation.measure import Head, Measured, Scored
 from hivlp.index.evaluation.plain import BoolArray
 from hivlp.index.local_searcher import LocalSearcher
 from hivlp.index.reranking import PairMeans, rerank
@@ -55,23 +55,23 @@ class Reranking:
 
     def scored(self, measured: Measured, query: Modality, searched: Modality) -> Scored:
         """Ranks of a block of queries after re-ranking; ANN recall says nothing of it: NaN."""
-        heads, before = measured.heads[CASCADE], measured.systems[CASCADE].ranks
-        ranks = before.copy()
-        right = self._right(measured, searched)
+        head = measured.head
+        assert head is not None, "measured with a depth"
+        ranks = head.ranks.copy()
+        right = self._right(measured.items, head, searched)
         for i, given in enumerate(self._queries(measured.rows, query)):
-            rows = heads[i][heads[i] >= 0]
+            rows = head.rows[i][head.rows[i] >= 0]
             wanted = right[i][: len(rows)]
             if wanted.any():
                 ranks[i] = self._rank(given, rows, wanted, searched)
             self._step()
         return Scored(ranks, np.full(len(ranks), np.nan))
 
-    def _right(self, measured: Measured, searched: Modality) -> BoolArray:
-        """(n, depth): which rows of the heads are right; the query itself is not among them."""
+    def _right(self, items: RowArray, head: Head, searched: Modality) -> BoolArray:
+        """(n, depth): which rows of the head are right; the query itself is not among them."""
         row_items = self._searcher.snapshot.sides[searched].row_items
-        heads = measured.heads[CASCADE]
-        groups = self._groups[row_items[np.maximum(heads, 0)]]
-        found: BoolArray = (groups == self._groups[measured.items][:, None]) & (heads >= 0)
+        groups = self._groups[row_items[np.maximum(head.rows, 0)]]
+        found: BoolArray = (groups == self._groups[items][:, None]) & (head.rows >= 0)
         return found
 
     def _rank(

@@ -15,8 +15,7 @@ from hivlp.index.candidates import RowArray
 from hivlp.index.cascade import Plan, PlanRequest
 from hivlp.index.evaluation.answers import Answers
 from hivlp.index.evaluation.figures import WIDTHS
-from hivlp.index.evaluation.measure import Measurer, Passes, Scored, answers_of
-from hivlp.index.evaluation.plain import ANN_K
+from hivlp.index.evaluation.measure import Measurer, Passes, Scored, answers_of, results_of
 from hivlp.index.evaluation.queries import Sampled
 from hivlp.index.evaluation.report import WidthReport
 from hivlp.models.levels import Modality
@@ -42,7 +41,7 @@ def sweep(
     if not len(kept):
         return ()
     tried: list[tuple[int, int, Plan, Answers]] = []
-    for level, keep, plan in _plans(measurer, query, max(*at, ANN_K)):
+    for level, keep, plan in _plans(measurer, query, results_of(at)):
         tried.append((level, keep, plan, answers_of(plan, block, measurer.k)))
         step(len(sampled.queries))
     passes = Passes(block, measurer.k, np.zeros(block.gallery.size, int), [block.gallery.size])
@@ -55,7 +54,7 @@ def sweep(
 
 def widths_tried(measurer: Measurer, query: Modality, at: Sequence[int]) -> int:
     """How many widths `sweep` will try."""
-    return sum(1 for _ in _plans(measurer, query, max(*at, ANN_K)))
+    return sum(1 for _ in _plans(measurer, query, results_of(at)))
 
 
 def _plans(measurer: Measurer, query: Modality, need: int) -> Iterator[tuple[int, int, Plan]]:

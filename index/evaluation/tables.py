@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from hivlp.index.evaluation.figures import finest
+from hivlp.index.evaluation.plain import ANN_K
 from hivlp.index.evaluation.report import (
     DifferenceReport,
     DirectionReport,
@@ -40,8 +41,10 @@ def head(report: EvaluationReport) -> Iterator[str]:
             f"{report.failures} pictures or captions of the corpus are not in the index: figures "
             "of a benchmark need all"
         )
+    if report.results > ANN_K:
+        yield f"plans are those of searches for {report.results} results, the largest K"
     if report.reranked:
-        yield f"re-ranked: the cascade's first {report.reranked} rows"
+        yield f"re-ranked: the first {report.reranked} rows of a cascade, whose widths stand beside"
     if report.group is not None:
         yield f"any item of the same {report.group!r} is right"
 

@@ -10,12 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hivlp.index.cascade import PlanName
 from hivlp.index.errors import BuildError
 from hivlp.index.evaluation.evaluate import DIRECTIONS, EvaluationSettings, evaluate
 from hivlp.index.evaluation.tables import tables
+from hivlp.index.snapshot.manifest import ExitRecord, GateRecord, WidthRecord
 from hivlp.index.snapshot.store import SnapshotStore
 from hivlp.models.encoder import RgbImage
-from hivlp.models.levels import FloatArray, Modality, normalise
+from hivlp.models.levels import FloatArray, Modality, nested_prefix, normalise
 from hivlp.models.reranker import StatesArray, TextStates
 from tests.fakes import SPACE, FakeEncoder, fake_model, unit_vectors, write_snapshot
 from tests.tiny_artifact import png
@@ -73,6 +75,15 @@ class Given(FakeEncoder[Any]):
         return row
 
 
+def width(plan: PlanName, k: int) -> WidthRecord:
+    """Texts find 10 pictures among 20, then 15, and 20 among 40, then 30."""
+    keeps = (2 * k, 3 * k // 2) if plan == "cascade" else (2 * k,)
+    return WidthRecord(
+        searched="image", query="text", plan=plan, k=k, keeps=keeps, target=0.99,
+        recall_chosen_on=1.0, recall_held_out=1.0, queries=9,
+    )  # fmt: skip
+
+
 @pytest.fixture
 def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """Sixty pictures of a caption each; what `evaluate` finds with a re-ranker."""
@@ -84,16 +95,28 @@ def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., A
     images = unit_vectors(ITEMS, 16)
     texts = normalise(images + 2.5 * unit_vectors(ITEMS, 16, seed=1))
     store = SnapshotStore(tmp_path)
-    write_snapshot(store, images=images, texts=texts, text_items=list(range(ITEMS)))
+    gate = GateRecord(level=1, weights=(0.0,) * 7, bias=0.0)
+    early = ExitRecord(
+        searched="image", query="text", signal="margin", loss="ann", most_lost=0.005,
+        threshold=0.5, gates=(gate,), queries=9, full={}, tried=(),
+    )  # fmt: skip
+    write_snapshot(
+        store,
+        images=images,
+        texts=texts,
+        text_items=list(range(ITEMS)),
+        widths=[width(plan, k) for plan in ("cascade", "funnel") for k in (10, 20)],
+        exits=[early],
+        metadata=[{"hue": f"{number % 7}"} for number in range(ITEMS)],
+    )
     text, image = Given("text", noise=0.0), Given("image", noise=0.0)
     object.__setattr__(text, "table", texts)
     object.__setattr__(image, "table", images)
     model = replace(fake_model(tmp_path), text=text, image=image)
 
-    def run(likes: Callable[[int, int], float], rerank: int = DEPTH) -> Any:
-        settings = EvaluationSettings(
-            None, at=(1, 5, 8), rerank=rerank, directions=DIRECTIONS[:2], quiet=True, resamples=0
-        )
+    def run(likes: Callable[[int, int], float], rerank: int = DEPTH, **more: Any) -> Any:
+        given = {"at": (1, 5, 8), "directions": DIRECTIONS[:2], **more}
+        settings = EvaluationSettings(None, rerank=rerank, quiet=True, resamples=0, **given)
         own = replace(model, reranker=Likes(likes))
         return evaluate(store.open("default"), own, settings)
 
@@ -120,7 +143,7 @@ def test_a_perfect_reranker_is_capped_by_what_the_cascade_found(
     assert (
         run.report.summary["cascade, re-ranked"].ar.value > run.report.summary["cascade"].ar.value
     )
-    assert "re-ranked: the cascade's first 8 rows" in tables(run.report)
+    assert "re-ranked: the first 8 rows of a cascade, whose widths stand" in tables(run.report)
 
 
 def test_a_reranker_that_finds_all_alike_puts_right_ones_last(measured: Callable[..., Any]) -> None:
@@ -149,6 +172,77 @@ def test_an_order_of_the_rerankers_own(measured: Callable[..., Any]) -> None:
     assert (after[before <= DEPTH] != before[before <= DEPTH]).any()
     assert (after[before <= DEPTH] <= DEPTH).all()
     assert (after[before > DEPTH] == before[before > DEPTH]).all()
+
+
+def systems(run: Any) -> Any:
+    """What answered texts that search pictures."""
+    return run.report.directions[0].systems
+
+
+def test_asking_for_a_reranked_row_changes_no_other(measured: Callable[..., Any]) -> None:
+    """The plans are those of a search for ten, however many are re-ranked; these have their own."""
+    plain, beside = (measured(lambda text, image: 0.5, rerank=n) for n in (0, 20))
+    assert systems(plain)["cascade"].keeps == (20, 15, 10)
+    assert systems(beside)["cascade, re-ranked"].keeps == (40, 30, 20)
+    assert list(systems(beside)) == [
+        *("level 1", "level 2", "level 3"),
+        *("cascade", "cascade, re-ranked", "funnel", "early exit"),
+    ]
+    for name, own in systems(plain).items():
+        assert systems(beside)[name] == own
+    early = [run.measurers(0)["text", "image"].early for run in (plain, beside)]
+    assert early[0] == early[1] is not None
+    assert plain.report.reranked == 0
+    assert "re-ranked" not in tables(plain.report)
+
+
+def test_what_is_reranked_was_found_by_the_wider_cascade(measured: Callable[..., Any]) -> None:
+    """By a perfect one: as many as the cascade of twenty finds, more than that of ten does."""
+    run = measured(lambda text, image: float(text == image), rerank=20)
+    (tally, _) = run.tallies
+    images = unit_vectors(ITEMS, 16)
+    texts = normalise(images + 2.5 * unit_vectors(ITEMS, 16, seed=1))
+    found = np.zeros((ITEMS, 2), bool)
+    for i, text in enumerate(texts):
+        for place, keeps in enumerate(((20, 15, 10), (40, 30, 20))):
+            rows = np.arange(ITEMS)
+            for dim, keep in zip((4, 8, 16), keeps, strict=True):
+                query = nested_prefix(text[None], dim)[0]
+                scores = nested_prefix(images[rows], dim) @ query
+                rows = rows[np.argsort(-scores, kind="stable")[:keep]]
+            found[i, place] = i in rows
+    assert found[:, 0].sum() < found[:, 1].sum() < ITEMS
+    assert (np.isfinite(tally.systems["cascade"].ranks) == found[:, 0]).all()
+    again = tally.systems["cascade, re-ranked"].ranks
+    assert (again[found[:, 1]] == 1).all()
+    assert np.isinf(again[~found[:, 1]]).all()
+
+
+def test_given_widths_may_be_narrower_than_what_was_to_be_reranked(
+    measured: Callable[..., Any],
+) -> None:
+    run = measured(lambda text, image: float(text == image), rerank=20, keeps=((1, 15), (2, 12)))
+    both = [systems(run)[name] for name in ("cascade", "cascade, re-ranked")]
+    assert [own.keeps for own in both] == [(15, 12, 10)] * 2
+    (tally, _) = run.tallies
+    before, after = (tally.systems[n].ranks for n in ("cascade", "cascade, re-ranked"))
+    assert (after == np.where(before <= 10, 1, before)).all()
+
+
+def test_a_larger_k_is_planned_for_and_said(measured: Callable[..., Any]) -> None:
+    run = measured(lambda text, image: 0.5, rerank=0, at=(1, 20))
+    assert systems(run)["cascade"].keeps == (40, 30, 20)
+    assert systems(run)["funnel"].keeps == (40, 20)
+    assert run.report.results == 20
+    assert "plans are those of searches for 20 results, the largest K" in tables(run.report)
+    assert "plans" not in tables(measured(lambda text, image: 0.5).report)
+
+
+def test_where_nothing_is_reranked_nothing_is_said_of_it(measured: Callable[..., Any]) -> None:
+    run = measured(lambda text, image: 0.5, directions=DIRECTIONS[2:], group="hue")
+    assert [(d.query, d.searched) for d in run.report.directions] == list(DIRECTIONS[2:])
+    assert run.report.reranked == 0
+    assert "re-ranked" not in tables(run.report)
 
 
 def test_pictures_that_are_gone_are_compared_last(measured: Callable[..., Any]) -> None:
