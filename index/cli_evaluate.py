@@ -172,6 +172,7 @@ def resamples(text: str) -> int:
 
 def _evaluate(given: argparse.Namespace) -> int:
     from hivlp.index.evaluation.against import differences
+    from hivlp.index.evaluation.evaluate import check_unchanged
     from hivlp.index.evaluation.page import page_path
     from hivlp.index.evaluation.ranks_file import check_ranks_name
     from hivlp.index.evaluation.tables import tables
@@ -184,6 +185,7 @@ def _evaluate(given: argparse.Namespace) -> int:
     index = given.index or "default"
     if given.karpathy is not None:
         index = _indexed(given, store)
+    check_unchanged(store.manifest(index, given.version))  # before `--against` is measured
     with ExitStack() as stack:
         other = stack.enter_context(_against(given, store))
         if other is not None and ranks is None:

@@ -7,7 +7,9 @@ captions is right, and so is any item of the same `group` where a metadata colum
 recall@10*: the share of the exact top 10, by exhaustive search of the finest level, that is found.
 A query that is itself in the gallery never counts as its own answer, in neither.
 
-Queries are encoded and measured CHUNK at a time; what is kept is a few numbers a query.
+What is measured are the levels as they were built: a version with changes, which are searched
+beside them, is refused (`check_unchanged`). Queries are encoded and measured CHUNK at a time; what
+is kept is a few numbers a query.
 """
 
 from __future__ import annotations
@@ -33,6 +35,8 @@ from hivlp.index.evaluation.reranked import RERANKED, Reranking, with_reranked
 from hivlp.index.evaluation.sweep import QUERIES, sweep, widths_tried
 from hivlp.index.evaluation.tally import Tally
 from hivlp.index.local_searcher import LocalSearcher
+from hivlp.index.snapshot import layout
+from hivlp.index.snapshot.manifest import SnapshotManifest
 from hivlp.index.snapshot.snapshot import Snapshot
 from hivlp.models.levels import Modality
 from hivlp.models.runtime.progress import Progress
@@ -115,9 +119,11 @@ def evaluate(
     another right row exists for some query.
 
     Raises SpaceMismatch; PlanError for an unknown group, for folds or widths that don't fit;
-    FilterError; BuildError where the model has no re-ranker and one is asked for.
+    FilterError; BuildError for a version with changes, and where the model has no re-ranker and one
+    is asked for.
     """
     manifest = snapshot.manifest
+    check_unchanged(manifest)
     model.check_fits(manifest.gallery_space)
     run = _Run(snapshot, model, settings, ranks)
     run.all()
@@ -143,6 +149,23 @@ def evaluate(
         results=results_of(settings.at),
     )
     return Evaluation(report, tallies, run.searcher, run.groups, run.measurers)
+
+
+def check_unchanged(manifest: SnapshotManifest) -> None:
+    """Raises BuildError for a version with items that were put, deleted, replaced or erased since
+    it was built: its levels alone are not what is searched.
+    """
+    pending = () if manifest.changes is None else manifest.changes.pending
+    if not pending and layout.ERASED not in manifest.files:
+        return
+    way = "`hivlp build` takes them in"
+    if manifest.imported is not None:
+        way = "`hivlp import-vectors --forget-changes` leaves them out"
+    raise BuildError(
+        f"version {manifest.version!r} of index {manifest.index!r} has items that were put, "
+        f"deleted or erased since it was built, and levels are measured as built: {way}, and "
+        "--version names one from before"
+    )
 
 
 class _Run:

@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hivlp.index.build.erase import erase
 from hivlp.index.build.model import Model, query_outputs
 from hivlp.index.cascade import PlanRequest
 from hivlp.index.early_exit import DEPTH, ExitRule
-from hivlp.index.errors import PlanError
+from hivlp.index.errors import BuildError, PlanError
 from hivlp.index.evaluation import counting, queries
 from hivlp.index.evaluation.evaluate import DIRECTIONS, EvaluationSettings, Folds, evaluate
 from hivlp.index.evaluation.plain import ann_recall, pessimistic_rank, plan_rank
@@ -22,6 +23,8 @@ from hivlp.index.evaluation.report import EvaluationReport
 from hivlp.index.evaluation.tables import tables
 from hivlp.index.local_searcher import LocalSearcher
 from hivlp.index.plans import run_early
+from hivlp.index.snapshot.amend import amend
+from hivlp.index.snapshot.changes import Delete
 from hivlp.index.snapshot.manifest import ExitRecord, GateRecord
 from hivlp.index.snapshot.store import SnapshotStore
 from hivlp.models.encoder import RgbImage
@@ -225,6 +228,37 @@ def test_any_k_can_be_asked_for(tmp_path: Path) -> None:
     assert list(recalls) == [5, 10, 20]
     assert 0 < recalls[5].value < recalls[20].value
     assert "R@20" in tables(report)
+
+
+def test_a_version_with_changes_is_refused_until_they_are_folded_in(tmp_path: Path) -> None:
+    """A deleted picture of the same group would be found still, and counted as right."""
+    store = SnapshotStore(tmp_path)
+    words = [f"word{i}" for i in range(12)]
+    vectors = normalise(
+        np.asarray(FakeEncoder[str]("text").prepare(words).inputs["finest"], np.float32)
+    )
+    built = write_snapshot(
+        store,
+        images=vectors,
+        texts=vectors,
+        text_items=list(range(12)),
+        captions=words,
+        metadata=[{"kind": str(i // 2)} for i in range(12)],
+    )
+    settings = EvaluationSettings(None, quiet=True, group="kind", directions=DIRECTIONS[:1])
+    model = fake_model(tmp_path)
+
+    def measured(version: str | None = None) -> EvaluationReport:
+        return evaluate(store.open("default", version), model, settings).report
+
+    before = measured()
+    amend(store, "default", [Delete("i3")])  # i2 remains, of the same kind
+    with pytest.raises(BuildError, match="'default' has items that were put, deleted or erased"):
+        measured()
+    assert measured(built).directions == before.directions
+    erase(store, "default", ["i3"], quiet=True)
+    with pytest.raises(BuildError, match="`hivlp build` takes them in"):
+        measured()
 
 
 def test_only_the_queries_of_some_items_can_be_asked(tmp_path: Path) -> None:
