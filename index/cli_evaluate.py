@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -98,6 +99,8 @@ def _contradiction(given: argparse.Namespace) -> str | None:
     """What is wrong with the options together, or None."""
     if (given.folds is None) != (given.fold_size is None):
         return "--folds and --fold-size belong together: COCO's 1K is 5 of 1000"
+    if given.rerank and given.directions and not any(q != s for q, s in given.directions):
+        return "--rerank compares texts with pictures, and none of --directions does"
     if given.ranks is not None and given.ranks == Path(given.against or ""):
         return "--ranks would write over the file that --against names"
     if given.karpathy is None:
@@ -173,15 +176,11 @@ def resamples(text: str) -> int:
 def _evaluate(given: argparse.Namespace) -> int:
     from hivlp.index.evaluation.against import differences
     from hivlp.index.evaluation.evaluate import check_unchanged
-    from hivlp.index.evaluation.page import page_path
-    from hivlp.index.evaluation.ranks_file import check_ranks_name
     from hivlp.index.evaluation.tables import tables
 
     store = store_of(given)
-    ranks = given.ranks and check_ranks_name(given.ranks)  # before hours of work, not after
-    for file in (given.json, given.report and page_path(given.report)):
-        if file is not None:
-            file.parent.mkdir(parents=True, exist_ok=True)
+    _check_files(given)
+    ranks = given.ranks
     index = given.index or "default"
     if given.karpathy is not None:
         index = _indexed(given, store)
@@ -205,6 +204,27 @@ def _evaluate(given: argparse.Namespace) -> int:
             "queries are known by their items' ids"
         )
     return DONE
+
+
+def _check_files(given: argparse.Namespace) -> None:
+    """Raises BuildError for files that can't be written: before hours of work, not after."""
+    from hivlp.index.evaluation.page import page_path
+    from hivlp.index.evaluation.ranks_file import check_ranks_name
+
+    if given.ranks is not None:
+        check_ranks_name(given.ranks)
+    page = given.report and page_path(given.report)
+    for option, file in (("json", given.json), ("report", page), ("ranks", given.ranks)):
+        if file is None:
+            continue
+        if file.is_dir():
+            raise BuildError(f"--{option}: {file} is a folder, and a file is written")
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise BuildError(f"--{option}: no folder for {file.name}: {error}") from error
+        if not os.access(file.parent, os.W_OK):
+            raise BuildError(f"--{option}: nothing can be written in {file.parent}")
 
 
 def _write_page(given: Path, evaluation: Evaluation, model: Model) -> str:

@@ -171,7 +171,7 @@ def test_with_a_reranker_its_figures_stand_beside(
     given = [*arguments[:model], str(artifact), *arguments[model + 1 :]]
     file = tmp_path / "report.json"
     assert main([*given, "--rerank", "5", "--json", str(file), "--index", "pairs"]) == 0
-    assert "re-ranked: the cascade's first 5 rows" in capsys.readouterr().out
+    assert "re-ranked: the first 5 rows of a cascade" in capsys.readouterr().out
     report = json.loads(file.read_text())
     systems = report["directions"][0]["systems"]
     assert list(systems)[3:5] == ["cascade", "cascade, re-ranked"]

@@ -101,6 +101,7 @@ def test_more_results_than_items_prints_all_items(home: Path, capsys: Capture) -
         ["evaluate", "--cascade", "100,none"],
         ["evaluate", "--folds", "5"],
         ["evaluate", "--queries", "split=test"],
+        ["evaluate", "--rerank", "5", "--directions", "text-text,image-image"],
         ["build", "x", "--family", "tree"],
         ["build", "x", "--max-memory", "much"],
         ["build", "x", "--must", "fly"],
@@ -368,41 +369,6 @@ def test_evaluate_writes_ranks_and_compares_with_them(
     out = capsys.readouterr().out
     assert "text to image   cascade" in out
     assert "image to image" not in out
-
-
-def test_evaluate_measures_what_is_served_or_nothing(
-    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
-) -> None:
-    """Refused while items were deleted or put beside what was built; right after the next build."""
-    shutil.copytree(made / "home", tmp_path / "home")
-    monkeypatch.setenv("HIVLP_HOME", str(tmp_path / "home"))
-    (built,) = SnapshotStore(tmp_path / "home").versions("default")
-    more = tmp_path / "more"
-    more.mkdir()
-    (more / "new.png").write_bytes(png(solid((250, 10, 10))))
-    row = {"file_name": "new.png", "id": "new", "text": "a red", "hue": "red"}
-    (more / "metadata.jsonl").write_text(json.dumps(row) + "\n")
-    assert main(["items", "delete", "red-0"]) == 0
-    assert main(["items", "upsert", str(more)]) == 0
-    report, ranks = tmp_path / "report.json", tmp_path / "ranks.parquet"
-    written = ["evaluate", "--json", str(report), "--ranks", str(ranks)]
-    for arguments in (written, [*written, "--against", f"default@{built}"]):
-        capsys.readouterr()
-        assert main(arguments) == 1
-        captured = capsys.readouterr()
-        assert "`hivlp build` takes them in" in captured.err
-        assert captured.out == ""
-        assert not report.exists()
-        assert not ranks.exists()
-    assert main(["evaluate", "--version", built, "--against", "default"]) == 1
-    assert main(["evaluate", "--version", built]) == 0
-    assert main(["build", str(made / "pictures"), "--metadata-group", "hue"]) == 0
-    capsys.readouterr()
-    assert main(written) == 0
-    assert "20 items" in capsys.readouterr().out
-    found = set(pq.read_table(ranks).column("item").to_pylist())
-    assert {"new", "red-1"} < found
-    assert "red-0" not in found
 
 
 def test_searching_imports_no_torch(home: Path) -> None:
