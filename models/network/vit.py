@@ -95,7 +95,8 @@ def _load(path: Path, kind: type[Tower], *, two_tokens: bool) -> Tower:
     if pooler:
         fields.refuse("pooler_act", "tanh")
     layers = read_layers(fields, activation="gelu", eps=EPS, base=BASE)
-    both = two_tokens and TWO_TOKENS in (fields.values.get("architectures") or ())
+    named = fields.values.get("architectures")
+    both = two_tokens and isinstance(named, list) and TWO_TOKENS in named
     last: Last = "pooler" if pooler else "nothing"
     shape = PictureShape(
         layers,

@@ -76,12 +76,20 @@ def _quietly(transformers: Any) -> Iterator[None]:
 def _open(transformers: Any, folder: Path) -> Any:
     """The model by the class that the folder names, in float32."""
     config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
-    named = next(iter(getattr(config, "architectures", None) or ()), "AutoModel")
-    kind = getattr(transformers, named, transformers.AutoModel)
-    model = kind.from_pretrained(
+    model = _class(transformers, config).from_pretrained(
         folder, local_files_only=True, dtype=torch.float32, trust_remote_code=False
     )
     return model.eval()
+
+
+def _class(transformers: Any, config: Any) -> Any:
+    """The class of models of this configuration that it names first; where it's none, AutoModel."""
+    named = getattr(config, "architectures", None)
+    first = named[0] if isinstance(named, (list, tuple)) and named else None
+    found = getattr(transformers, first, None) if isinstance(first, str) else None
+    is_model = isinstance(found, type) and issubclass(found, transformers.PreTrainedModel)
+    own = getattr(found, "config_class", None) if is_model else None
+    return found if isinstance(own, type) and isinstance(config, own) else transformers.AutoModel
 
 
 def _compare(model: Any, tower: Tower) -> float:
