@@ -29,6 +29,11 @@ class Fields:
         """The object that is a whole file."""
         return Fields(read_json(path), path)
 
+    @staticmethod
+    def read_if_there(path: Path) -> Fields:
+        """The same; an absent file is an empty object."""
+        return Fields.read(path) if path.is_file() else Fields({}, path)
+
     def __contains__(self, name: str) -> bool:
         return self.values.get(name) is not None
 

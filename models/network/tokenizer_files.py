@@ -39,10 +39,15 @@ _PROBE = "  A Cat, (it's)\tRED!\u00c9 "
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """How a tokenizer is made of a vocabulary: the files it needs, and what makes it."""
+    """How a tokenizer is made of a vocabulary: the files it needs, and what makes it.
+
+    `lowered`: classes whose tokenizer.json keeps upper case, though the family was trained without,
+    and which are therefore lower-cased unless `do_lower_case` is false.
+    """
 
     files: tuple[str, ...]
     make: Callable[[Path, Fields], Tokenizer]
+    lowered: tuple[str, ...] = ()
 
 
 def read_tokenizer(folder: Path, vocabulary: Vocabulary) -> Tokenizer:
@@ -50,7 +55,7 @@ def read_tokenizer(folder: Path, vocabulary: Vocabulary) -> Tokenizer:
 
     Raises TowerError naming the file.
     """
-    told = _config(folder)
+    told = Fields.read_if_there(folder / CONFIG)
     path = folder / TOKENIZER
     if path.is_file():
         made = _parse(path)
@@ -63,7 +68,7 @@ def read_tokenizer(folder: Path, vocabulary: Vocabulary) -> Tokenizer:
             raise TowerError(folder / vocabulary.files[0], f"no vocabulary: {error}") from error
     else:
         raise TowerError(path, f"no such file, nor {' and '.join(vocabulary.files)}")
-    before = _trained_with(folder, told)
+    before = _trained_with(folder, told, vocabulary.lowered)
     if before is not None and not _does_already(made, before):
         own = [] if made.normalizer is None else [made.normalizer]
         made.normalizer = normalizers.Sequence([before, *own])
@@ -113,11 +118,6 @@ def token(fields: Fields, name: str, default: str) -> str:
     return fields.text(name, default)
 
 
-def _config(folder: Path) -> Fields:
-    path = folder / CONFIG
-    return Fields.read(path) if path.is_file() else Fields({}, path)
-
-
 def _parse(path: Path) -> Tokenizer:
     try:
         return Tokenizer.from_file(str(path))
@@ -125,7 +125,9 @@ def _parse(path: Path) -> Tokenizer:
         raise TowerError(path, f"not a tokenizer: {error}") from error
 
 
-def _trained_with(folder: Path, told: Fields) -> normalizers.Normalizer | None:
+def _trained_with(
+    folder: Path, told: Fields, lowered: tuple[str, ...]
+) -> normalizers.Normalizer | None:
     """What a tokenizer's class does before its tokenizer.json; None for nothing."""
     kind = told.text("tokenizer_class", "").removesuffix("Fast")
     if kind == "SiglipTokenizer":
@@ -133,10 +135,8 @@ def _trained_with(folder: Path, told: Fields) -> normalizers.Normalizer | None:
         signs = "[" + "".join(f"\\{sign}" for sign in string.punctuation) + "]"
         gone = [normalizers.Replace(Regex(signs), ""), normalizers.Replace(Regex(r"\s+"), " ")]
         return normalizers.Sequence([*lower, *gone, normalizers.Strip()])
-    sentences = folder / SENTENCE_CONFIG
-    lowers = told.flag("do_lower_case", kind == "Siglip2Tokenizer")
-    if sentences.is_file():
-        lowers = lowers or Fields.read(sentences).flag("do_lower_case", False)
+    sentences = Fields.read_if_there(folder / SENTENCE_CONFIG)
+    lowers = told.flag("do_lower_case", kind in lowered) or sentences.flag("do_lower_case", False)
     return normalizers.Lowercase() if lowers else None
 
 
@@ -224,7 +224,9 @@ def _no_pieces(folder: Path, told: Fields) -> Tokenizer:  # noqa: ARG001 - one s
     )
 
 
-PIECES = Vocabulary(("spiece.model",), _no_pieces)
+# SigLIP 2 was trained on lower-cased texts, though its checkpoints name Gemma's tokenizer, which
+# keeps upper case (transformers' pull request 43101, big_vision's issue 187).
+PIECES = Vocabulary(("spiece.model",), _no_pieces, ("GemmaTokenizer", "Siglip2Tokenizer"))
 
 
 def vocabulary_of(kind: str) -> Vocabulary:
