@@ -1,17 +1,18 @@
 """The BERT family of text towers (BERT, MiniLM, RoBERTa), from a local Hugging Face folder.
 
-Notable: pooling comes from the folder's `1_Pooling/config.json` (sentence-transformers), else it is
-the first token, as BERT was trained. Post-norm blocks end in a LayerNorm, so an early exit's state
-is normalised as the last one's is, and no further norm is applied before pooling. An early exit
-says what every layer so far says, one pooled vector after the other: layers differ, and pooling
-costs next to nothing. The last layer's exit is the checkpoint's own output and nothing else.
+Notable: pooling comes from the file that sentence-transformers' list of modules names. A folder
+without that list is read as its `1_Pooling` says, or at the first token, as BERT was trained.
+Post-norm blocks end in a LayerNorm, so an early exit's state is normalised as the last one's is,
+and no further norm is applied before pooling. An early exit says what every layer so far says, one
+pooled vector after the other: layers differ, and pooling costs next to nothing. The last layer's
+exit is the checkpoint's own output and nothing else.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -20,10 +21,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hivlp.models.artifact import TextPreparation
-from hivlp.models.network.blocks import ACTIVATIONS, Block, BlockShape, attention_mask
+from hivlp.models.network.blocks import Block, BlockShape, attention_mask
 from hivlp.models.network.checkpoint import (
     load_strictly,
-    read_json,
     read_weights,
     renaming,
     shards,
@@ -32,7 +32,7 @@ from hivlp.models.network.checkpoint import (
 from hivlp.models.network.fields import Fields, read_list
 from hivlp.models.network.folders import CONFIG, model_type
 from hivlp.models.network.pooling import pool_first, pool_last, pool_mean
-from hivlp.models.network.pretrained import Layers
+from hivlp.models.network.pretrained import Layers, read_layers
 from hivlp.models.network.tokenizer_files import (
     BYTE_PAIRS,
     SENTENCE_CONFIG,
@@ -40,6 +40,7 @@ from hivlp.models.network.tokenizer_files import (
     WORD_PIECES,
     check_tokenizer,
 )
+from hivlp.models.network.tokenizer_files import CONFIG as TOKENIZER_CONFIG
 from hivlp.models.network.tower import Pooling, Tensors, Tower, TowerError
 
 POOLS: dict[Pooling, Callable[[Tensor, Tensor], Tensor]] = {
@@ -48,8 +49,11 @@ POOLS: dict[Pooling, Callable[[Tensor, Tensor], Tensor]] = {
     "last": pool_last,
 }
 POOLING = Path("1_Pooling") / "config.json"
+MODULE_LIST = "modules.json"
 MODULES = ("Transformer", "Pooling", "Normalize")
-# The flag that is set in sentence-transformers' file -> our name for it.
+# What sentence-transformers' newer file says under `pooling_mode` -> our name for it.
+POOLING_MODES: dict[str, Pooling] = {"cls": "first", "mean": "mean", "lasttoken": "last"}
+# The flag that is set in older files -> our name for it.
 POOLING_FLAGS: dict[str, Pooling] = {
     "pooling_mode_cls_token": "first",
     "pooling_mode_mean_tokens": "mean",
@@ -60,6 +64,9 @@ _UNUSED = re.compile(
     r"(^|\.)(position_ids|token_type_ids)$|^pooler\.|^cls\.|^lm_head\.|^classifier\."
 )
 _PREFIX = re.compile(r"^(bert|roberta)\.")
+# The first checkpoints (bert-base-uncased) have a norm's weights under TensorFlow's names.
+_OLD_NORM = re.compile(r"(?<=LayerNorm\.)(gamma|beta)$")
+_NEW_NORM = {"gamma": "weight", "beta": "bias"}
 _NAMES = renaming(
     ("words.", "embeddings.word_embeddings."),
     ("positions.", "embeddings.position_embeddings."),
@@ -86,6 +93,13 @@ class BertShape:
     types: int
     pad_id: int
     first_place: int = 0
+
+
+# What a field that isn't said is in Hugging Face's configurations of the two families.
+BERT = BertShape(
+    Layers(12, BlockShape(768, 12, 3072, norm="post", eps=1e-12)), 30522, 512, 2, pad_id=0
+)
+ROBERTA = replace(BERT, vocabulary=50265, pad_id=1, first_place=2)
 
 
 class BertTower(Tower):
@@ -193,7 +207,7 @@ def is_roberta(path: Path) -> bool:
 
 def load_bert(path: Path) -> BertTower:
     """Load a folder of config.json, weights and tokenizer.json. Raises TowerError."""
-    shape = _shape(Fields.read(path / CONFIG), pad=0)
+    shape = _shape(Fields.read(path / CONFIG), BERT)
     check_tokenizer(path, WORD_PIECES, shape.vocabulary)
     return _load(path, BertTower, shape)
 
@@ -201,7 +215,8 @@ def load_bert(path: Path) -> BertTower:
 def load_roberta(path: Path) -> RobertaTower:
     """Load a folder of config.json, weights and tokenizer.json. Raises TowerError."""
     fields = Fields.read(path / CONFIG)
-    shape = _shape(fields, pad=1, behind_padding=True)
+    shape = _shape(fields, ROBERTA)
+    shape = replace(shape, first_place=shape.pad_id + 1)
     if shape.positions <= shape.first_place:
         raise fields.error("max_position_embeddings", f"must be above {shape.first_place}")
     check_tokenizer(path, BYTE_PAIRS, shape.vocabulary)
@@ -212,18 +227,22 @@ Kind = TypeVar("Kind", bound=BertTower)
 
 
 def _load(path: Path, kind: type[Kind], shape: BertShape) -> Kind:
-    file, pooling = weight_file(path), _pooling_file(path)
-    sources = [path / CONFIG, *shards(file), path / TOKENIZER, pooling]
+    file, pooling = weight_file(path), pooling_file(path)
+    others = () if pooling is None else (pooling,)
     tower = kind(
         shape,
-        files=tuple(source for source in sources if source.is_file()),
-        pooling=_pooling(pooling),
+        files=(path / CONFIG, *shards(file), path / TOKENIZER, *others),
+        pooling="first" if pooling is None else _pooling(Fields.read(pooling)),
         max_tokens=_max_tokens(path, shape.positions - shape.first_place),
     )
-    kept = {_PREFIX.sub("", name): value for name, value in read_weights(file).items()}
+    kept = {_present_name(name): value for name, value in read_weights(file).items()}
     weights = {name: value for name, value in kept.items() if not _UNUSED.search(name)}
     load_strictly(tower, weights, file, _their_name)
     return tower
+
+
+def _present_name(name: str) -> str:
+    return _OLD_NORM.sub(lambda found: _NEW_NORM[found[0]], _PREFIX.sub("", name))
 
 
 def _their_name(name: str) -> str:
@@ -232,59 +251,70 @@ def _their_name(name: str) -> str:
     return _NAMES(name)
 
 
-def _shape(fields: Fields, *, pad: int, behind_padding: bool = False) -> BertShape:
+def _shape(fields: Fields, base: BertShape) -> BertShape:
+    """Sizes from config.json; what it doesn't say is as in `base`."""
     fields.refuse("position_embedding_type", "absolute")
-    width, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
-    if width % heads:
-        raise fields.error("hidden_size", f"must be a multiple of num_attention_heads, {heads}")
-    block = BlockShape(
-        width,
-        heads,
-        fields.whole("intermediate_size"),
-        norm="post",
-        activation=fields.word("hidden_act", ACTIVATIONS),
-        eps=fields.number("layer_norm_eps"),
-    )
-    pad_id = fields.whole("pad_token_id", pad, least=0)
-    return BertShape(
-        Layers(fields.whole("num_hidden_layers"), block),
-        fields.whole("vocab_size"),
-        fields.whole("max_position_embeddings"),
-        fields.whole("type_vocab_size"),
-        pad_id,
-        pad_id + 1 if behind_padding else 0,
+    # a decoder's attention is causal
+    fields.refuse("is_decoder", False)
+    return replace(
+        base,
+        layers=read_layers(fields, activation="gelu", eps=base.layers.block.eps, base=base.layers),
+        vocabulary=fields.whole("vocab_size", base.vocabulary),
+        positions=fields.whole("max_position_embeddings", base.positions),
+        types=fields.whole("type_vocab_size", base.types),
+        pad_id=fields.whole("pad_token_id", base.pad_id, least=0),
     )
 
 
-def _pooling_file(folder: Path) -> Path:
-    """Where sentence-transformers keeps the pooling: its list of modules says so."""
-    path = folder / "modules.json"
+def pooling_file(folder: Path) -> Path | None:
+    """Where sentence-transformers keeps the pooling: its list of modules says so.
+
+    None for a folder without such a list and without `1_Pooling`, which is read at the first token.
+    Raises TowerError for a list that names no pooling, or a file that isn't in the folder.
+    """
+    path, found = folder / MODULE_LIST, folder / POOLING
     if not path.is_file():
-        return folder / POOLING
-    found = folder / POOLING
+        return found if found.is_file() else None
+    listed: Path | None = None
     for module in read_list(path):
         kind = module.text("type").rpartition(".")[2]
         if kind not in MODULES:
             raise module.error("type", f"is a {kind}: only {', '.join(MODULES)} are implemented")
         if kind == "Pooling":
-            found = folder / module.text("path") / POOLING.name
-    return found
+            listed = _within(folder, module) / POOLING.name
+            if not listed.is_file():
+                missing = listed.relative_to(folder)
+                raise module.error("path", f"is of a Pooling, but there is no {missing}")
+    if listed is None:
+        raise TowerError(path, "lists no Pooling: which of the tokens is read isn't said")
+    return listed
 
 
-def _pooling(path: Path) -> Pooling:
-    if not path.is_file():
-        return "first"
-    chosen = [
-        flag for flag, on in read_json(path).items() if flag.startswith("pooling_mode") and on
-    ]
+def _within(folder: Path, module: Fields) -> Path:
+    place = Path(module.text("path"))
+    if place.is_absolute() or ".." in place.parts:
+        raise module.error("path", f"leaves the folder: {str(place)!r}")
+    return folder / place
+
+
+def _pooling(told: Fields) -> Pooling:
+    if "pooling_mode" in told:
+        return POOLING_MODES[told.word("pooling_mode", POOLING_MODES)]
+    chosen = [flag for flag, on in told.values.items() if flag.startswith("pooling_mode_") and on]
     if len(chosen) != 1 or chosen[0] not in POOLING_FLAGS:
         wanted = ", ".join(POOLING_FLAGS)
-        raise TowerError(path, f"pooling modes {chosen}: exactly one of {wanted} is implemented")
+        raise TowerError(
+            told.path, f"pooling modes {chosen}: exactly one of {wanted} is implemented"
+        )
     return POOLING_FLAGS[chosen[0]]
 
 
 def _max_tokens(path: Path, most: int) -> int:
-    stated = path / SENTENCE_CONFIG
-    if not stated.is_file():
-        return most
-    return min(Fields.read(stated).whole("max_seq_length", most, least=2), most)
+    """The limit that sentence-transformers applies: its own file's before the tokenizer's."""
+    own = Fields.read_if_there(path / SENTENCE_CONFIG)
+    if "max_seq_length" in own:
+        return min(own.whole("max_seq_length", least=2), most)
+    # a float, as transformers writes 1e30 for no limit at all
+    tokenizer = Fields.read_if_there(path / TOKENIZER_CONFIG)
+    limit = tokenizer.number("model_max_length", most, above=1)
+    return int(min(limit, most))

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -49,7 +49,7 @@ class Files:
 
 
 def read_layers(fields: Fields, *, activation: Activation, eps: float, base: Layers) -> Layers:
-    """Sizes of a stack under Hugging Face's names; what isn't said is as in `base`.
+    """A stack under Hugging Face's names; sizes that aren't said, and the norms, are as in `base`.
 
     Raises TowerError naming field and file.
     """
@@ -57,10 +57,11 @@ def read_layers(fields: Fields, *, activation: Activation, eps: float, base: Lay
     heads = fields.whole("num_attention_heads", base.block.heads)
     if width % heads:
         raise fields.error("hidden_size", f"must be a multiple of num_attention_heads, {heads}")
-    block = BlockShape(
-        width,
-        heads,
-        fields.whole("intermediate_size", base.block.inner),
+    block = replace(
+        base.block,
+        width=width,
+        heads=heads,
+        inner=fields.whole("intermediate_size", base.block.inner),
         activation=fields.word("hidden_act", ACTIVATIONS, activation),
         eps=fields.number("layer_norm_eps", eps),
     )

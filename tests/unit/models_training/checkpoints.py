@@ -97,6 +97,13 @@ def make_bert(folder: Path, *, pooling: str | None = "mean_tokens", seed: int = 
     return folder
 
 
+def write_modules(folder: Path, *kinds: str, pooled: str) -> None:
+    """modules.json as sentence-transformers writes it, with the pooling in folder `pooled`."""
+    places = {"Pooling": pooled, "Normalize": "2_Normalize"}
+    told = [{"type": f"sentence_transformers.{k}", "path": places.get(k, "")} for k in kinds]
+    (folder / "modules.json").write_text(json.dumps(told))
+
+
 def _tokenizer() -> Tokenizer:
     tokenizer = Tokenizer(
         models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="[UNK]")

@@ -9,9 +9,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from hivlp.models.network.bert import load_bert
+from hivlp.models.network.bert import BERT, ROBERTA, BertShape, _shape, load_bert
+from hivlp.models.network.fields import Fields
 from hivlp.models.network.tower import TowerError, freeze
-from tests.unit.models_training.checkpoints import LAYERS, make_bert, tokens
+from tests.unit.models_training.checkpoints import LAYERS, make_bert, tokens, write_modules
+from tests.unit.models_training.hf_checkpoints import change_json, write_json
 
 POOLINGS = {"cls_token": "first", "mean_tokens": "mean", "lasttoken": "last"}
 
@@ -47,6 +49,69 @@ def test_no_pooling_file_means_the_first_token(tmp_path: Path) -> None:
 def test_a_pooling_that_is_not_implemented_is_named(folder: Path) -> None:
     (folder / "1_Pooling/config.json").write_text(json.dumps({"pooling_mode_max_tokens": True}))
     with pytest.raises(TowerError, match="pooling_mode_max_tokens"):
+        load_bert(folder)
+
+
+@pytest.mark.parametrize(
+    ("mode", "pooling"), [("cls", "first"), ("mean", "mean"), ("lasttoken", "last")]
+)
+def test_the_pooling_file_of_newer_sentence_transformers_is_read(
+    folder: Path, mode: str, pooling: str
+) -> None:
+    told = {"embedding_dimension": 16, "pooling_mode": mode, "include_prompt": True}
+    # a flag beside it doesn't count there
+    write_json(folder / "1_Pooling/config.json", told | {"pooling_mode_max_tokens": True})
+    assert load_bert(folder).pooling == pooling
+
+
+@pytest.mark.parametrize("mode", ["max", ["cls", "mean"], 3])
+def test_a_pooling_mode_that_is_not_implemented_is_named_by_its_field(
+    folder: Path, mode: object
+) -> None:
+    write_json(folder / "1_Pooling/config.json", {"pooling_mode": mode})
+    with pytest.raises(TowerError, match=r"'pooling_mode' is .*: one of cls, mean, lasttoken is"):
+        load_bert(folder)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "pooled", "told"),
+    [
+        (("Transformer", "Pooling"), "other", r"'1\.path' is of a Pooling, .* other/config\.json"),
+        (("Transformer", "Pooling"), "../bert/1_Pooling", r"'1\.path' leaves the folder"),
+        (("Transformer", "Pooling"), "/1_Pooling", r"'1\.path' leaves the folder"),
+        (("Transformer", "Normalize"), "1_Pooling", "lists no Pooling"),
+    ],
+)
+def test_a_list_of_modules_whose_pooling_is_not_there_is_refused(
+    folder: Path, kinds: tuple[str, ...], pooled: str, told: str
+) -> None:
+    write_modules(folder, *kinds, pooled=pooled)
+    with pytest.raises(TowerError, match=told) as error:
+        load_bert(folder)
+    assert error.value.path == folder / "modules.json"
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "sentences", "most"),
+    [
+        (9, {}, 9),
+        (512, {}, 32),
+        (int(1e30), {}, 32),
+        (1e30, {"max_seq_length": None}, 32),
+        (None, {}, 32),
+        (9, {"max_seq_length": 20}, 20),
+        (9, {"max_seq_length": 512}, 32),
+    ],
+)
+def test_the_token_limit_is_sentence_transformers_own_else_the_tokenizers(
+    folder: Path, tokenizer: float | None, sentences: dict[str, object], most: int
+) -> None:
+    write_json(folder / "tokenizer_config.json", {"model_max_length": tokenizer})
+    write_json(folder / "sentence_bert_config.json", sentences)
+    assert load_bert(folder).preparation.max_tokens == most
+    write_json(folder / "tokenizer_config.json", {"model_max_length": "many"})
+    write_json(folder / "sentence_bert_config.json", {})
+    with pytest.raises(TowerError, match="'model_max_length' must be a number above 1"):
         load_bert(folder)
 
 
@@ -101,6 +166,8 @@ def test_weights_that_are_not_finite_are_refused(folder: Path) -> None:
         ("hidden_act", "swish", "'hidden_act' is 'swish'"),
         ("position_embedding_type", "relative_key", "position_embedding_type"),
         ("num_attention_heads", 3, "hidden_size"),
+        ("is_decoder", True, "'is_decoder' is True: only False"),
+        ("layer_norm_eps", 0, "'layer_norm_eps' must be a number above 0"),
     ],
 )
 def test_a_configuration_that_is_not_implemented_is_named(
@@ -112,12 +179,30 @@ def test_a_configuration_that_is_not_implemented_is_named(
         load_bert(folder)
 
 
-def test_a_missing_field_of_the_configuration_is_named(folder: Path) -> None:
-    config = json.loads((folder / "config.json").read_text())
-    config.pop("intermediate_size")
-    (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(TowerError, match="'intermediate_size' is missing"):
+def test_a_size_that_the_configuration_leaves_out_is_the_base_models(folder: Path) -> None:
+    change_json(folder / "config.json", intermediate_size=...)
+    with pytest.raises(TowerError, match=r"mis-shaped .*intermediate.* instead of \(3072, 16\)"):
         load_bert(folder)
+
+
+@pytest.mark.parametrize(("family", "base"), [("Bert", BERT), ("Roberta", ROBERTA)])
+def test_what_a_configuration_leaves_out_is_as_in_transformers(
+    family: str, base: BertShape
+) -> None:
+    transformers = pytest.importorskip("transformers", reason="whose defaults they are")
+    theirs = getattr(transformers, f"{family}Config")()
+    ours = _shape(Fields({}, Path("config.json")), base)
+    block = ours.layers.block
+    assert (block.width, block.heads, block.inner, ours.layers.depth) == (
+        theirs.hidden_size,
+        theirs.num_attention_heads,
+        theirs.intermediate_size,
+        theirs.num_hidden_layers,
+    )
+    assert (block.activation, block.eps) == (theirs.hidden_act, theirs.layer_norm_eps)
+    assert block.norm == "post"
+    assert (ours.vocabulary, ours.positions) == (theirs.vocab_size, theirs.max_position_embeddings)
+    assert (ours.types, ours.pad_id) == (theirs.type_vocab_size, theirs.pad_token_id)
 
 
 def test_a_cut_weights_file_is_named(folder: Path) -> None:
