@@ -9,9 +9,11 @@ from pathlib import Path
 
 from hivlp.models.levels import Modality
 from hivlp.models.network.bert import is_bert, is_roberta, load_bert, load_roberta
+from hivlp.models.network.checkpoint import WEIGHT_FILES
 from hivlp.models.network.clip import is_clip, load_clip_picture, load_clip_text
 from hivlp.models.network.efficientnet import is_efficientnet_lite, load_efficientnet_lite
 from hivlp.models.network.openclip import (
+    OPEN_WEIGHTS,
     is_open_clip,
     load_open_clip_picture,
     load_open_clip_text,
@@ -23,12 +25,16 @@ from hivlp.models.network.vit import is_deit, is_vit, load_deit, load_vit
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """One kind of checkpoint: what it looks like, and how it is recognised and loaded."""
+    """One kind of checkpoint: what it looks like, and how it is recognised and loaded.
+
+    `weights`: the names that its weights may bear in a folder; the first that is there is read.
+    """
 
     modality: Modality
     looks_like: str
     recognises: Callable[[Path], bool]
     load: Callable[[Path], Tower]
+    weights: tuple[str, ...] = WEIGHT_FILES
 
 
 FAMILIES: dict[str, Family] = {
@@ -46,7 +52,11 @@ FAMILIES: dict[str, Family] = {
         load_siglip_text,
     ),
     "openclip-text": Family(
-        "text", "a folder with open_clip_config.json", is_open_clip, load_open_clip_text
+        "text",
+        "a folder with open_clip_config.json",
+        is_open_clip,
+        load_open_clip_text,
+        OPEN_WEIGHTS,
     ),
     "efficientnet-lite": Family(
         "image", "a .pth state dict with _conv_stem", is_efficientnet_lite, load_efficientnet_lite
@@ -68,7 +78,11 @@ FAMILIES: dict[str, Family] = {
         load_siglip_picture,
     ),
     "openclip-image": Family(
-        "image", "a folder with open_clip_config.json", is_open_clip, load_open_clip_picture
+        "image",
+        "a folder with open_clip_config.json",
+        is_open_clip,
+        load_open_clip_picture,
+        OPEN_WEIGHTS,
     ),
 }
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,9 +22,10 @@ from safetensors.torch import save_file
 from hivlp.models.artifact import ImagePreparation, TextPreparation, file_record
 from hivlp.models.errors import TrainingError
 from hivlp.models.levels import Modality
-from hivlp.models.network.checkpoint import WEIGHT_FILES, read_weights, weight_file
-from hivlp.models.network.families import FAMILIES, families_at, load_tower
-from hivlp.models.network.openclip import OPEN_CONFIG, OPEN_WEIGHTS
+from hivlp.models.network.bert import MODULE_LIST, pooling_file
+from hivlp.models.network.checkpoint import read_weights, weight_file
+from hivlp.models.network.families import FAMILIES, Family, families_at, load_tower
+from hivlp.models.network.openclip import OPEN_CONFIG
 from hivlp.models.network.tokenizer_files import TOKENIZER, read_tokenizer, vocabulary_of
 from hivlp.models.network.tower import Tower, TowerError
 from hivlp.models.runtime.progress import Progress
@@ -40,8 +41,9 @@ KEPT = (
     "tokenizer_config.json",
     "special_tokens_map.json",
     "sentence_bert_config.json",
-    "modules.json",
+    MODULE_LIST,
 )
+POOLED = ("bert", "roberta")  # families whose pooling sentence-transformers' files tell
 _NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
 
 
@@ -76,13 +78,11 @@ def import_checkpoint(source: Path, target: Path, *, origin: Mapping[str, str]) 
         raise TowerError(source, f"no checkpoint of a known family. Known are {listed}")
     check_place(target, MARK)
     modalities = [family.modality for family in families.values()]
-    # "clip-text" and "bert" alike
-    kind = next((n.partition("-")[0] for n, f in families.items() if f.modality == "text"), None)
     found: list[tuple[float | None, str]] = []
 
     def write(made: Path) -> None:
         try:
-            _convert(source, made, kind)
+            _convert(source, made, families)
             found.append(_check(made, modalities))
         except TowerError as error:
             raise _told_of_source(error, made, source) from error
@@ -93,23 +93,26 @@ def import_checkpoint(source: Path, target: Path, *, origin: Mapping[str, str]) 
     return Imported(target, towers, *found[0])
 
 
-def _convert(source: Path, made: Path, text_family: str | None) -> None:
+def _convert(source: Path, made: Path, families: Mapping[str, Family]) -> None:
     """Every file that loading reads, weights as one safetensors, the tokenizer as it must be."""
-    pooling = sorted(path.relative_to(source) for path in source.glob("*Pooling*/config.json"))
-    names = [*(name for name in KEPT if (source / name).is_file()), *map(str, pooling)]
-    with Progress("importing", len(names) + 1, "file") as progress:
+    # "clip-text" and "bert" alike
+    text = next((n.partition("-")[0] for n, f in families.items() if f.modality == "text"), None)
+    names = [name for name in KEPT if (source / name).is_file()]
+    pooling = pooling_file(source) if text in POOLED else None
+    if pooling is not None:
+        names.append(str(pooling.relative_to(source)))
+    weights = {family.weights for family in families.values()}
+    with Progress("importing", len(names) + len(weights), "file") as progress:
         for name in names:
-            (made / name).parent.mkdir(exist_ok=True)
+            (made / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(source / name, made / name)
             progress.step()
-        known: Sequence[str] = WEIGHT_FILES
-        kept = "model.safetensors"
-        if OPEN_CONFIG in names and not any((source / name).is_file() for name in WEIGHT_FILES):
-            known, kept = OPEN_WEIGHTS, "open_clip_model.safetensors"
-        _convert_weights(weight_file(source, known), made / kept)
-        progress.step()
-    if text_family is not None:
-        read_tokenizer(source, vocabulary_of(text_family)).save(str(made / TOKENIZER))
+        for known in weights:
+            # the first of the names that a family's weights may bear is the safetensors'
+            _convert_weights(weight_file(source, known), made / known[0])
+            progress.step()
+    if text is not None:
+        read_tokenizer(source, vocabulary_of(text)).save(str(made / TOKENIZER))
 
 
 def _convert_weights(file: Path, kept: Path) -> None:
@@ -124,7 +127,7 @@ def _convert_weights(file: Path, kept: Path) -> None:
 def _check(made: Path, modalities: list[Modality]) -> tuple[float | None, str]:
     """Load every tower strictly, and ask transformers whether it says the same."""
     towers = [load_tower(made, modality) for modality in modalities]
-    if towers[0].family == "openclip":
+    if any(tower.family == "openclip" for tower in towers):
         return None, "OpenCLIP's own form: nothing installed to compare it with"
     difference = check_reference(made, towers)
     return difference, "" if difference is not None else "transformers is not installed"

@@ -226,7 +226,8 @@ def test_an_unknown_family_is_answered_with_the_known_ones(tmp_path: Path) -> No
         ("vit", "image", None, "pooler_act", "relu", "'pooler_act' is 'relu'"),
         ("vit", "image", None, "qkv_bias", 1, "'qkv_bias' must be true or false"),
         ("roberta", "text", None, "max_position_embeddings", 2, "'max_position_embeddings' must"),
-        ("roberta", "text", None, "hidden_size", None, "'hidden_size' is missing"),
+        ("roberta", "text", None, "hidden_size", "16", "'hidden_size' must be a whole number"),
+        ("roberta", "text", None, "is_decoder", True, "'is_decoder' is True"),
     ],
 )
 def test_a_broken_configuration_names_field_and_file(
@@ -261,6 +262,15 @@ def test_a_configuration_of_defaults_alone_is_transformers_own_base_size(tmp_pat
     # our missing weights are theirs, the fused one in three
     count = len(model.state_dict()) + 2 * 2
     assert f"and {count - 4} more" in told.value.reason
+
+
+@pytest.mark.parametrize("named", [5, "DeiTForImageClassificationWithTeacher", None])
+def test_a_deit_whose_architectures_are_no_list_is_read_at_its_class_token(
+    copy: Callable[[str], Path], named: object
+) -> None:
+    folder = copy("deit")
+    made.change_json(folder / "config.json", architectures=named)
+    assert load_tower(folder, "image").pooling == "first"
 
 
 def test_an_older_configuration_beside_the_newer_goes_before(
@@ -362,6 +372,23 @@ def test_a_tokenizer_that_leaves_out_the_lower_casing_needs_an_import(tmp_path: 
     load_tower(tmp_path, "text")
     own = Library.from_file(str(tmp_path / "tokenizer.json"))
     assert own.encode("A RED").ids == own.encode("a red").ids == [3, 4, 1]
+
+
+@pytest.mark.parametrize("kind", ["GemmaTokenizer", "GemmaTokenizerFast", "Siglip2Tokenizer"])
+def test_siglip_2_is_lower_cased_unless_its_folder_says_otherwise(
+    tmp_path: Path, kind: str
+) -> None:
+    made.make_siglip(tmp_path, lowers=False)
+    config = tmp_path / "tokenizer_config.json"
+    made.change_json(config, tokenizer_class=kind, do_lower_case=...)
+    assert read_tokenizer(tmp_path, PIECES).encode("A RED").ids == [3, 4, 1]
+    with pytest.raises(TowerError, match=r"leaves out the lower-casing .* hivlp import"):
+        load_tower(tmp_path, "text")
+    # Gemma's tokenizer of another family says what it does
+    assert read_tokenizer(tmp_path, CLIP_PAIRS).encode("A RED").ids == [2, 2, 1]
+    made.change_json(config, do_lower_case=False)
+    assert read_tokenizer(tmp_path, PIECES).encode("A RED").ids == [2, 2, 1]
+    load_tower(tmp_path, "text")
 
 
 def test_siglips_own_tokenizer_takes_punctuation_out(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
 
 from hivlp.models import cli_import
 from hivlp.models.errors import HivlpError, MissingExtra, TrainingError
@@ -23,7 +24,7 @@ from hivlp.models.training.hub import HubError, HuggingFaceHub, Named, fetch
 from hivlp.models.training.importing import MARK, describe, next_command
 from hivlp.models.training.run_import import run_import
 from tests.unit.models_training import hf_checkpoints as made
-from tests.unit.models_training.checkpoints import make_bert
+from tests.unit.models_training.checkpoints import make_bert, write_modules
 
 pytest.importorskip("transformers", reason="makes the checkpoints; extra [dev]")
 WEIGHTS = "model.safetensors"
@@ -70,6 +71,74 @@ def test_a_folder_is_taken_in_and_is_what_transformers_makes_of_it(
     assert list((tmp_path / "checkpoints").iterdir()) == [imported.path]
 
 
+def test_norms_under_tensorflows_names_are_what_transformers_makes_of_them(
+    tmp_path: Path, copy: Callable[[str], Path]
+) -> None:
+    folder = copy("bert")
+    weights = {f"bert.{name}": value for name, value in load_file(folder / WEIGHTS).items()}
+    weights["cls.predictions.transform.LayerNorm.weight"] = torch.ones(16)
+    old = (("LayerNorm.weight", "LayerNorm.gamma"), ("LayerNorm.bias", "LayerNorm.beta"))
+    for new, name in old:
+        weights = {known.replace(new, name): value for known, value in weights.items()}
+    assert sum(name.endswith(("gamma", "beta")) for name in weights) == 2 * (1 + 2 * 3) + 1
+    save_file(weights, folder / WEIGHTS)
+    imported = run_import(str(folder), None, tmp_path / "home")
+    assert imported.difference is not None
+    assert imported.difference < 1e-5
+
+
+@pytest.mark.parametrize("name", ["bert", "roberta"])
+def test_a_configuration_that_leaves_out_fields_is_what_transformers_makes_of_it(
+    tmp_path: Path, copy: Callable[[str], Path], name: str
+) -> None:
+    folder = copy(name)
+    fields = ("layer_norm_eps", "hidden_act", "pad_token_id", "position_embedding_type")
+    made.change_json(folder / "config.json", **dict.fromkeys(fields, ...))
+    imported = run_import(str(folder), None, tmp_path / "home")
+    assert imported.difference is not None
+    assert imported.difference < 1e-5
+
+
+@pytest.mark.parametrize(
+    "named", [["pipeline"], [5], ["PreTrainedModel"], ["GPT2Model"], ["NoSuchModel"], [], None]
+)
+def test_an_architecture_that_is_no_model_of_the_configuration_is_passed_over(
+    tmp_path: Path, copy: Callable[[str], Path], named: object
+) -> None:
+    folder = copy("bert")
+    made.change_json(folder / "config.json", architectures=named)
+    imported = run_import(str(folder), None, tmp_path / "home")
+    assert imported.difference is not None
+    assert imported.difference < 1e-5
+
+
+@pytest.mark.parametrize("place", ["pooled", "deep/1_Pooling"])
+def test_the_pooling_that_the_list_of_modules_names_is_kept(
+    tmp_path: Path, copy: Callable[[str], Path], place: str
+) -> None:
+    folder = copy("bert")
+    (folder / place).parent.mkdir(exist_ok=True)
+    (folder / "1_Pooling").rename(folder / place)
+    write_modules(folder, "Transformer", "Pooling", "Normalize", pooled=place)
+    imported = run_import(str(folder), None, tmp_path / "home")
+    assert imported.towers["text"].pooling == "mean"
+    assert load_tower(imported.path, "text").pooling == "mean"
+    shutil.rmtree(folder / place)
+    with pytest.raises(TowerError, match=r"'1\.path' is of a Pooling, but there is no") as told:
+        run_import(str(folder), None, tmp_path / "home")
+    assert told.value.path == folder / "modules.json"
+
+
+def test_a_siglip_2_that_names_gemmas_tokenizer_is_imported_with_lower_casing(
+    tmp_path: Path, copy: Callable[[str], Path]
+) -> None:
+    folder = copy("siglip")
+    made.change_json(folder / "tokenizer_config.json", do_lower_case=...)
+    imported = run_import(str(folder), None, tmp_path / "home")
+    kept = Tokenizer.from_file(str(imported.path / "tokenizer.json"))
+    assert kept.encode("A RED").ids == kept.encode("a red").ids == [3, 4, 1]
+
+
 def test_what_is_imported_is_described_with_the_next_command(
     tmp_path: Path, originals: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -98,6 +167,25 @@ def test_pickled_and_fused_weights_become_one_safetensors(tmp_path: Path, origin
     before = torch.load(originals / "open/open_clip_pytorch_model.bin", weights_only=True)
     assert kept.keys() == before.keys()
     assert all(torch.equal(kept[name], before[name]) for name in kept)
+
+
+def put_timms_files(folder: Path) -> None:
+    """What timm keeps beside OpenCLIP's files: a configuration and weights of another form."""
+    told = {"architecture": "vit_base_patch16_clip_224", "num_classes": 512}
+    made.write_json(folder / "config.json", told)
+    save_file({"cls_token": torch.zeros(1, 1, 16)}, folder / WEIGHTS)
+
+
+def test_open_clips_weights_are_read_where_timms_own_lie_beside_them(
+    tmp_path: Path, copy: Callable[[str], Path], originals: Path
+) -> None:
+    folder = copy("open")
+    put_timms_files(folder)
+    imported = run_import(str(folder), None, tmp_path / "home")
+    assert {tower.family for tower in imported.towers.values()} == {"openclip"}
+    assert not (imported.path / WEIGHTS).exists()
+    alone = run_import(str(originals / "open"), "alone", tmp_path / "home")
+    assert imported.towers["text"].joint_space == alone.towers["text"].joint_space
 
 
 def test_a_checkpoint_in_the_way_is_replaced_and_anything_else_is_not(
@@ -221,6 +309,27 @@ def test_a_name_on_the_hub_is_fetched_without_what_is_not_read(
     assert not fetched & {"pytorch_model.bin", "tf_model.h5"}
     told = json.loads((imported.path / MARK).read_text())
     assert (told["source"], told["revision"]) == ("someone/bert", "v1")
+
+
+def test_open_clips_weights_are_fetched_where_timms_own_lie_beside_them(
+    tmp_path: Path, originals: Path
+) -> None:
+    folder = shutil.copytree(originals / "open", tmp_path / "hub/timm/clip")
+    put_timms_files(folder)
+    hub = FolderHub(tmp_path / "hub", tmp_path / "cache")
+    imported = run_import("timm/clip", None, tmp_path, hub)
+    assert {tower.family for tower in imported.towers.values()} == {"openclip"}
+    assert not (tmp_path / "cache" / WEIGHTS).exists()
+
+
+def test_a_clips_own_weights_are_fetched_before_open_clips(tmp_path: Path, originals: Path) -> None:
+    folder = shutil.copytree(originals / "clip", tmp_path / "hub/clip")
+    for path in (originals / "open").glob("open_clip_*"):
+        shutil.copyfile(path, folder / path.name)
+    hub = FolderHub(tmp_path / "hub", tmp_path / "cache")
+    imported = run_import("clip", None, tmp_path, hub)
+    assert {tower.family for tower in imported.towers.values()} == {"clip"}
+    assert not (tmp_path / "cache/open_clip_pytorch_model.bin").exists()
 
 
 def test_shards_are_fetched_by_their_index(tmp_path: Path, originals: Path) -> None:
