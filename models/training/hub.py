@@ -88,7 +88,7 @@ class HuggingFaceHub:
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """A checkpoint on a hub, at one revision of it or the newest."""
+    """A checkpoint on a hub, at one revision of it or at its main branch."""
 
     name: str
     revision: str | None = None

@@ -23,6 +23,7 @@ def run_import(source: str, name: str | None, home: Path, hub: Hub | None = None
     if named is None:
         raise TrainingError(f"{source}: no such folder, and no name of the form owner/name")
     own = check_name(name or named.name.rpartition("/")[2])
-    origin = {"source": named.name, "revision": named.revision or "newest"}
+    # the branch that the hub takes too; from a cache it needn't be the newest of it
+    origin = {"source": named.name, "revision": named.revision or "main"}
     fetched = fetch(named, hub or HuggingFaceHub())
     return import_checkpoint(fetched, home / CHECKPOINTS / own, origin=origin)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import socket
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from hivlp.models.training.hub import HubError, HuggingFaceHub, Named, fetch
+from hivlp.models.training.importing import MARK
 from hivlp.models.training.run_import import run_import
 from tests.unit.models_training.checkpoints import make_bert
 
@@ -48,6 +50,8 @@ def test_a_checkpoint_in_the_cache_is_imported_without_a_hub(
     imported = run_import(name, None, tmp_path)
     assert imported.path == tmp_path / "checkpoints/bert"
     assert imported.towers["text"].pooling == "mean"
+    told = json.loads((imported.path / MARK).read_text())
+    assert told["revision"] == (name.partition("@")[2] or "main")
     assert cache.is_dir()
 
 
