@@ -1,16 +1,15 @@
 """The bodies of answers, as documented; the service builds plain dictionaries of this form.
 
 Answers aren't validated on their way out (validation is the dearest part of a small response);
-tests hold real answers against these models instead.
+tests hold real answers against these models instead, with fields that they don't know forbidden.
+The client reads answers into the same models and lets such fields pass: a newer service adds some.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-import orjson
 from pydantic import BaseModel, ConfigDict, Field
-from starlette.responses import Response
 
 from hivlp.models.levels import Modality
 
@@ -232,9 +231,3 @@ class HealthAnswer(_Answer):
     status: str
     uptime_s: float | None = None
     indexes: dict[str, str] | None = None
-
-
-def json_response(body: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    """`body` as JSON by orjson; what JSON has no word for (a path, a decimal) becomes a string."""
-    content = orjson.dumps(body, default=str, option=orjson.OPT_SERIALIZE_NUMPY)
-    return Response(content, status, headers, media_type="application/json")

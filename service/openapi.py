@@ -18,7 +18,8 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 from starlette.responses import Response
 
-from hivlp.service.answers import ErrorAnswer, json_response
+from hivlp.service.answers import ErrorAnswer
+from hivlp.service.responses import json_response
 from hivlp.service.schemas import (
     BatchSearch,
     EmbedImage,

@@ -13,9 +13,10 @@ from hivlp.index.build.upserts import Draft, own_vector
 from hivlp.index.snapshot.changes import Delete, Shape
 from hivlp.models.errors import InputError
 from hivlp.models.levels import FloatArray, Modality
-from hivlp.service.answers import ChangeAnswer, ErrorAnswer, json_response
+from hivlp.service.answers import ChangeAnswer, ErrorAnswer
 from hivlp.service.bodies import read_item
 from hivlp.service.openapi import ERRORS, upload_body
+from hivlp.service.responses import json_response
 from hivlp.service.routes.items import IndexName, check_path
 from hivlp.service.schemas import PutItem
 from hivlp.service.state import ServingState, state_of

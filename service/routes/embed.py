@@ -5,10 +5,11 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from hivlp.service.answers import EmbedAnswer, json_response
+from hivlp.service.answers import EmbedAnswer
 from hivlp.service.bodies import read_json, read_upload
 from hivlp.service.openapi import ERRORS, json_body, upload_body
 from hivlp.service.queries import ImageQuery, Query, text_query
+from hivlp.service.responses import json_response
 from hivlp.service.schemas import EmbedImage, EmbedText
 from hivlp.service.state import state_of
 from hivlp.service.timeline import Timeline

@@ -18,9 +18,10 @@ from starlette.responses import Response
 
 from hivlp.index.errors import NoSuchItem
 from hivlp.models.errors import InputError
-from hivlp.service.answers import ItemAnswer, json_response
+from hivlp.service.answers import ItemAnswer
 from hivlp.service.openapi import ERRORS
 from hivlp.service.pictures import MIN_THUMBNAIL_PX, locate
+from hivlp.service.responses import json_response
 from hivlp.service.state import ServingState, state_of
 
 router = APIRouter(prefix="/items", tags=["items"], responses=ERRORS)

@@ -10,12 +10,13 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from hivlp.models.errors import InputError
-from hivlp.service.answers import BatchAnswer, SearchAnswer, json_response
+from hivlp.service.answers import BatchAnswer, SearchAnswer
 from hivlp.service.bodies import read_json, read_upload, split_image
 from hivlp.service.errors import internal_problem, problem_of
 from hivlp.service.openapi import ERRORS, json_body, upload_body
 from hivlp.service.pipeline import Pipeline
 from hivlp.service.queries import ImageQuery, ItemQuery, Query, VectorQuery, text_query
+from hivlp.service.responses import json_response
 from hivlp.service.schemas import (
     BatchSearch,
     ImageSearch,

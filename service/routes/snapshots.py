@@ -8,8 +8,9 @@ import numpy as np
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from hivlp.service.answers import IndexList, SnapshotList, json_response
+from hivlp.service.answers import IndexList, SnapshotList
 from hivlp.service.openapi import ERRORS
+from hivlp.service.responses import json_response
 from hivlp.service.serving import Catalogue
 from hivlp.service.state import state_of
 

@@ -10,9 +10,10 @@ from starlette.responses import Response
 
 from hivlp.models.artifact import ArtifactManifest, RerankerRecord
 from hivlp.service import health
-from hivlp.service.answers import HealthAnswer, InfoAnswer, json_response
+from hivlp.service.answers import HealthAnswer, InfoAnswer
 from hivlp.service.metrics import CONTENT_TYPE
 from hivlp.service.openapi import NOT_READY
+from hivlp.service.responses import json_response
 from hivlp.service.routes.snapshots import describe_index
 from hivlp.service.state import state_of
 
