@@ -1,7 +1,7 @@
 """An HTTP server that answers what a test wrote down, piece by piece, over real sockets.
 
-A script is a list of answers, one a request: bytes to send, numbers of seconds to wait, and `None`
-to go on without the end that was promised. After each answer the connection is closed.
+A script is a list of answers, one a request, of pieces: bytes to send, seconds to wait, RESET to
+break off. After each answer the connection is closed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from typing import Any, TypeAlias
 
 import orjson
 
-# Seconds that a piece of a script waits, or bytes that it sends, or RESET.
 Piece: TypeAlias = bytes | float | None
 RESET = None
 ACCEPT_S = 0.05
@@ -58,28 +57,53 @@ class ScriptedServer:
     script: list[Sequence[Piece]]
     received: list[Received] = field(default_factory=list)
     stopping: threading.Event = field(default_factory=threading.Event)
+    thread: threading.Thread = field(default_factory=threading.Thread)
+    at_once: int = 0
+    most_at_once: int = 0
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def stop(self) -> None:
+        """Answer no more: connections are refused once this returns."""
+        self.stopping.set()
+        self.thread.join(10)
+        assert not self.thread.is_alive()
+
+    @contextlib.contextmanager
+    def counted(self) -> Iterator[None]:
+        """One more request is being answered."""
+        with self.lock:
+            self.at_once += 1
+            self.most_at_once = max(self.most_at_once, self.at_once)
+        try:
+            yield
+        finally:
+            with self.lock:
+                self.at_once -= 1
 
 
 @contextlib.contextmanager
 def scripted(*script: bytes | Sequence[Piece]) -> Iterator[ScriptedServer]:
     """A server that says this, one answer a request, and the last one to all that follow."""
-    with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))
-        bound.listen(64)
-        bound.settimeout(ACCEPT_S)
-        answers = [(one,) if isinstance(one, bytes) else one for one in script]
-        server = ScriptedServer(f"http://127.0.0.1:{bound.getsockname()[1]}", answers)
-        thread = threading.Thread(target=_serve, args=(bound, server))
-        thread.start()
-        try:
-            yield server
-        finally:
-            server.stopping.set()
-            thread.join(10)
-            assert not thread.is_alive()
+    bound = socket.socket()
+    bound.bind(("127.0.0.1", 0))
+    bound.listen(64)
+    bound.settimeout(ACCEPT_S)
+    answers = [(one,) if isinstance(one, bytes) else one for one in script]
+    server = ScriptedServer(f"http://127.0.0.1:{bound.getsockname()[1]}", answers)
+    server.thread = threading.Thread(target=_serve, args=(bound, server))
+    server.thread.start()
+    try:
+        yield server
+    finally:
+        server.stop()
 
 
 def _serve(bound: socket.socket, server: ScriptedServer) -> None:
+    with bound:
+        _accept(bound, server)
+
+
+def _accept(bound: socket.socket, server: ScriptedServer) -> None:
     workers = []
     while not server.stopping.is_set():
         try:
@@ -97,15 +121,20 @@ def _answer(connection: socket.socket, said: Sequence[Piece], server: ScriptedSe
     connection.settimeout(10)
     with connection, contextlib.suppress(OSError):
         server.received.append(_read(connection))
-        for piece in said:
-            if piece is RESET:  # closed with a reset, as a process that dies does it
-                linger = struct.pack("ii", 1, 0)
-                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
-                return
-            if isinstance(piece, bytes):
-                connection.sendall(piece)
-            elif server.stopping.wait(piece):
-                return
+        # Not while the last piece is sent: who has it may ask the next before we are back here.
+        with server.counted():
+            for piece in said[:-1]:
+                _say(connection, piece, server)
+        _say(connection, said[-1], server)
+
+
+def _say(connection: socket.socket, piece: Piece, server: ScriptedServer) -> None:
+    if piece is RESET:  # closed with a reset, as a process that dies does it
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    elif isinstance(piece, bytes):
+        connection.sendall(piece)
+    elif server.stopping.wait(piece):
+        raise OSError("stopped")
 
 
 def _read(connection: socket.socket) -> Received:
