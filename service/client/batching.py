@@ -7,6 +7,7 @@ others. Pictures are read when their turn comes, so that no more lie in memory t
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import deque
 from collections.abc import Iterable, Mapping
@@ -47,55 +48,63 @@ class Pack:
 
 
 class Packing:
-    """Hands out packs and takes their results, from any thread."""
+    """Hands out packs and takes their results, from any thread; only `take` makes one wait."""
 
     def __init__(self, searches: Iterable[Search], size: int, max_bytes: int) -> None:
         self._size = size
         self._max_bytes = max_bytes - AROUND_BYTES
         self._waiting = deque(enumerate(searches))
+        self._count = len(self._waiting)
+        # A search that didn't fit any more: its picture can't be read twice.
+        self._held: deque[tuple[int, Fields]] = deque()
         self._again: deque[Pack] = deque()
         self._found: dict[int, Found] = {}
-        self._count = len(self._waiting)
-        self._lock = threading.Lock()
+        self._stopped = False
+        self._reading = threading.Lock()
 
     def take(self) -> Pack | None:
         """The next pack, or None where nothing is left. Reads pictures."""
-        with self._lock:
-            return self._again.popleft() if self._again else self._next()
+        with contextlib.suppress(IndexError):
+            return self._again.popleft()
+        with self._reading:
+            return self._next()
 
     def _next(self) -> Pack | None:
         places: list[int] = []
         entries: list[Fields] = []
         left = self._max_bytes
-        while self._waiting and len(places) < self._size:
-            place, search = self._waiting[0]
-            try:
-                entry = entry_of(search)
-            except ClientError as error:
-                self._found[place] = error
-                self._waiting.popleft()
-                continue
+        while len(places) < self._size and (found := self._following()) is not None:
+            place, entry = found
             left -= len(encode(entry)) + 1
             if places and left < 0:
+                self._held.append(found)
                 break
             places.append(place)
             entries.append(entry)
-            self._waiting.popleft()
         return Pack(tuple(places), tuple(entries)) if places else None
+
+    def _following(self) -> tuple[int, Fields] | None:
+        """The next search that can be sent; those before it that can't have their errors."""
+        if self._held:
+            return self._held.popleft()
+        while self._waiting and not self._stopped:
+            place, search = self._waiting.popleft()
+            try:
+                return place, entry_of(search)
+            except ClientError as error:
+                self._found[place] = error
+        return None
 
     def settle(self, pack: Pack, outcome: BatchAnswer | ClientError) -> None:
         """Keep what came of a pack, or have it sent again in halves."""
-        with self._lock:
-            if isinstance(outcome, InvalidRequest) and len(pack.places) > 1:
-                self._again.extend(pack.halves())
-                return
-            self._found.update(zip(pack.places, _results(pack, outcome), strict=True))
+        if isinstance(outcome, InvalidRequest) and len(pack.places) > 1 and not self._stopped:
+            self._again.extend(pack.halves())
+            return
+        self._found.update(zip(pack.places, _results(pack, outcome), strict=True))
 
     def stop(self) -> None:
-        """Hand out no more."""
-        with self._lock:
-            self._waiting.clear()
-            self._again.clear()
+        """Read no more: nobody will ask for the results."""
+        self._stopped = True
 
     def results(self) -> list[Found]:
         """An answer or an error for every search, in order."""

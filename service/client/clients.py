@@ -269,9 +269,14 @@ class AsyncClient(_Endpoint):
         """As `Client.search_many`."""
         limits = (await self.info()).limits
         packing, workers = packing_for(searches, limits, concurrency)
-        async with asyncio.TaskGroup() as group:
-            for _ in range(workers):
-                group.create_task(self._work(packing))
+        working = [asyncio.create_task(self._work(packing)) for _ in range(workers)]
+        try:
+            await asyncio.gather(*working)
+        finally:
+            packing.stop()
+            for worker in working:
+                worker.cancel()
+            await asyncio.gather(*working, return_exceptions=True)
         return packing.results()
 
     async def _work(self, packing: Packing) -> None:

@@ -90,7 +90,7 @@ class Unavailable(Refused):
 
 
 class TooLate(Refused):
-    """Not even the first level was done by `deadline_ms`."""
+    """Not even the first level was done by `deadline_ms`, or a proxy waited no longer."""
 
 
 class ServerFailed(Refused):

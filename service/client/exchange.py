@@ -8,7 +8,6 @@ item put or deleted twice is as it was after the first time.
 
 from __future__ import annotations
 
-import itertools
 import math
 import random
 import time
@@ -122,7 +121,9 @@ def exchange(call: Call[T], terms: Terms) -> Steps[T]:
     fields: Any = None if call.fields is None else (yield Prepare(call.fields, call.blocks))
     sent_s = first_s = terms.now_s()
     last_s = min(due_s, first_s + _deadline_s(fields))
-    for tries in itertools.count(1):
+    tries = 0
+    while True:
+        tries += 1
         request = _request(call, _later(fields, sent_s - first_s), request_id)
         outcome = yield Send(request, terms.timeouts, max(due_s - sent_s, SHORTEST_S))
         result = _judged(call, outcome)
@@ -137,7 +138,6 @@ def exchange(call: Call[T], terms: Terms) -> Steps[T]:
         sent_s = terms.now_s()
         if sent_s >= last_s:  # woken late
             raise result
-    raise AssertionError("tries never end by themselves")
 
 
 def _request(call: Call[Any], fields: Fields | None, request_id: str) -> dict[str, Any]:

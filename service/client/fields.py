@@ -115,8 +115,9 @@ def _picture_bytes(source: PictureSource) -> bytes | bytearray | memoryview:
         if isinstance(source, str | os.PathLike):
             return Path(source).read_bytes()
         data = source.read()
-    except (OSError, ValueError) as error:  # ValueError: a closed file, NUL in a path
-        raise _invalid("image", "unreadable_image", str(error)) from error
+    except Exception as error:  # what stands for a file (fsspec, a tar) may raise anything
+        why = f"can't be read: {error or type(error).__name__}"
+        raise _invalid("image", "unreadable_image", why) from error
     if not isinstance(data, bytes):
         raise _invalid("image", "unreadable_image", "the file must be opened for reading bytes")
     return data

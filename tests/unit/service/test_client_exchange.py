@@ -13,6 +13,7 @@ import httpx
 import orjson
 import pytest
 
+from hivlp.service.answers import ErrorAnswer, ErrorDetail
 from hivlp.service.client import (
     BadAnswer,
     ClientError,
@@ -39,6 +40,7 @@ from hivlp.service.client.exchange import (
     Send,
     Terms,
     Wait,
+    entry_error,
     exchange,
 )
 from hivlp.service.client.timing import retry_after_s
@@ -322,6 +324,19 @@ def test_an_unready_service_answers_how_it_is() -> None:
     assert type(failing(driver, endpoints.health())) is Unavailable
 
 
+def test_an_entry_of_a_batch_has_the_status_that_it_would_have_alone() -> None:
+    for code, status, kind in (
+        ("out_of_range", 422, InvalidRequest),
+        ("no_such_item", 404, NotFound),
+        ("internal_error", 500, ServerFailed),
+        ("newer_than_the_client", None, Refused),
+    ):
+        detail = ErrorDetail(code=code, message="m", param="p", request_id="r")
+        error = entry_error(ErrorAnswer(error=detail))
+        assert (type(error), error.code, error.status) == (kind, code, status)
+        assert (error.message, error.param, error.request_id) == ("m", "p", "r")
+
+
 def test_fields_that_a_newer_service_adds_pass() -> None:
     answer = orjson.loads(GOOD_SEARCH.content)
     answer["novel"] = answer["hits"][0]["novel"] = {"a": 1}
@@ -337,6 +352,7 @@ def test_fields_that_a_newer_service_adds_pass() -> None:
         (" 1.5 ", 1.5),
         ("9" * 400, math.inf),
         ("Wed, 21 Oct 2015 07:28:00 GMT", 0.0),
+        ("Wed, 21 Oct 2015 07:28:00 -0000", 0.0),  # a date without a zone
         ("-1", None),
         ("soon", None),
         ("", None),

@@ -12,11 +12,12 @@ from typing import Any, get_args, get_type_hints
 import numpy as np
 import orjson
 import pytest
+import uvicorn
 from pydantic import BaseModel
 
 import hivlp.service.client
 from hivlp.models.levels import Modality
-from hivlp.service.client import AsyncClient, Client, Search, endpoints, errors
+from hivlp.service.client import AsyncClient, Client, Search, clients, endpoints, errors
 from hivlp.service.client.exchange import Call
 from hivlp.service.client.fields import Options, Width, encode
 from hivlp.service.schemas import (
@@ -116,7 +117,9 @@ def test_the_options_of_a_search_are_those_that_the_service_takes() -> None:
     assert set(Width.__annotations__) == set(ServedWidth.model_fields)
 
 
-@pytest.mark.parametrize(("asked", "model", "own"), ASKED, ids=lambda value: str(value)[:20])
+@pytest.mark.parametrize(
+    ("asked", "model", "own"), ASKED, ids=[asked.kind for asked, _, _ in ASKED]
+)
 def test_every_field_of_a_search_arrives_as_it_was_given(
     asked: Search, model: type[SearchOptions], own: set[str]
 ) -> None:
@@ -188,6 +191,11 @@ def _codes(text: str) -> list[str]:
 def test_the_limits_that_the_batch_helper_asks_for_exist() -> None:
     used = {"max_batch", "max_body_bytes", "max_queue"}
     assert used <= set(Limits.model_fields)
+
+
+def test_an_idle_connection_is_let_go_before_the_service_closes_it() -> None:
+    served_s = inspect.signature(uvicorn.Config).parameters["timeout_keep_alive"].default
+    assert served_s > clients.IDLE_S
 
 
 def test_both_clients_have_the_same_methods_with_the_same_arguments() -> None:

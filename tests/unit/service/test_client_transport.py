@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
+import io
 import logging
 import threading
 import time
@@ -26,6 +28,7 @@ from hivlp.service.client import (
     Timeouts,
     Unreachable,
 )
+from hivlp.service.client.batching import Packing
 from tests.unit.service.clients_both import BOTH, opening
 from tests.unit.service.scripted_server import RESET, ScriptedServer, answer, problem, scripted
 from tests.unit.service.test_client_exchange import GOOD_SEARCH
@@ -273,6 +276,36 @@ def test_a_batch_is_no_larger_in_bytes_than_the_service_takes(asking: Asking) ->
     ]
 
 
+def test_a_file_that_did_not_fit_into_one_request_is_whole_in_the_next(asking: Asking) -> None:
+    files = [io.BytesIO(bytes([place]) * 200) for place in range(4)]
+    with asking(INFO, problem(500, "internal_error"), retries=ONE_TRY) as (server, client):
+        client.search_many([Search.image(file) for file in files], concurrency=1)
+    sent = [one["image"] for body in server.received[1:] for one in body.json["searches"]]
+    assert [base64.b64decode(image) for image in sent] == [file.getvalue() for file in files]
+
+
+def test_results_are_taken_while_a_picture_is_being_read() -> None:
+    reading, go_on = threading.Event(), threading.Event()
+
+    class Slow:
+        """A file that comes when the test says so."""
+
+        def read(self, size: int = -1, /) -> bytes:
+            reading.set()
+            assert go_on.wait(10), "the one waited for the other"
+            return b"picture"
+
+    packing = Packing([Search.text("red"), Search.image(Slow())], 1, 500)
+    first = packing.take()
+    assert first is not None
+    with ThreadPoolExecutor(1) as pool:
+        second = pool.submit(packing.take)
+        assert reading.wait(10)
+        packing.settle(first, ClientError("none"))
+        go_on.set()
+        assert second.result() is not None
+
+
 def test_a_batch_with_too_few_results_is_a_bad_answer(asking: Asking) -> None:
     none = answer(200, {"results": [], "took_ms": 1.0, "request_id": "theirs"})
     with asking(INFO, none) as (_, client):
@@ -292,6 +325,25 @@ def test_no_more_requests_than_asked_for_are_under_way_at_once(
     assert len(server.received) == 1 + 6
     assert took_s >= 0.1 * 6 / concurrency
     assert server.most_at_once == concurrency
+
+
+def test_what_breaks_a_worker_ends_the_others_and_is_raised(asking: Asking) -> None:
+    looked_at: list[int] = []
+
+    class Filter(dict[str, Any]):
+        """One that has a bug in its third brother."""
+
+        def values(self) -> Any:
+            looked_at.append(self["place"])
+            if self["place"] == 2:
+                raise ZeroDivisionError
+            return super().values()
+
+    searches = [Search.text("red", filter=Filter(place=place)) for place in range(60)]
+    script = (INFO, problem(500, "internal_error"))
+    with asking(*script, retries=ONE_TRY) as (_, client), pytest.raises(ZeroDivisionError):
+        client.search_many(searches, concurrency=2)
+    assert 3 <= len(looked_at) < 60
 
 
 def test_a_concurrency_of_none_is_refused(asking: Asking) -> None:
