@@ -273,7 +273,6 @@ class AsyncClient(_Endpoint):
         try:
             await asyncio.gather(*working)
         finally:
-            packing.stop()
             for worker in working:
                 worker.cancel()
             await asyncio.gather(*working, return_exceptions=True)

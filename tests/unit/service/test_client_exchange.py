@@ -251,7 +251,7 @@ def test_nothing_is_sent_again_after_its_deadline() -> None:
     busy = refused(429, "overloaded", Retry_After="1")
     driver = Driver([busy])
     error = failing(driver, endpoints.search_text("red", deadline_ms=500.0))
-    assert (type(error), error.tries) == (Overloaded, 1)
+    assert (type(error), error.tries, driver.waited) == (Overloaded, 1, [])
 
 
 def test_a_deadline_does_not_cut_off_an_answer_that_is_on_its_way() -> None:

@@ -61,6 +61,7 @@ ASKED: list[tuple[Search, type[SearchOptions], set[str]]] = [
     (Search.similar("red", **EVERY), SimilarSearch, {"id"}),
     (Search.vector(np.ones(4, np.float32), **EVERY), VectorSearch, {"vector"}),
 ]
+KINDS = [asked.kind for asked, _, _ in ASKED]
 # Every endpoint with every parameter: what it is called in the document, and the call.
 CALLS: dict[str, Call[Any]] = {
     "POST /search/text": endpoints.search_text("red"),
