@@ -15,7 +15,10 @@ class Temperature(nn.Module):
         Cosines lie within -1..1, too flat for a softmax. They are multiplied by exp(s), s learned.
 
     Arguments:
-        scale: the factor to start from; `limit`: the largest it may become.
+        scale: the factor to start from; `limit`: the largest it may become, which holds where
+        `hold` follows each step of the optimiser. Notable: s itself is set back, as CLIP does it,
+        since a factor that is clamped on its way to the loss has no gradient that could bring it
+        down again.
 
     Reference:
         Ours, after CLIP; the paper's text names no temperature. `scale` = 1 with un-normalised
@@ -37,7 +40,12 @@ class Temperature(nn.Module):
     @property
     def factor(self) -> Tensor:
         """The factor as it stands: a scalar."""
-        return self.log_scale.exp().clamp(max=self.limit)
+        return self.log_scale.exp()
+
+    @torch.no_grad()
+    def hold(self) -> None:
+        """Set a factor that has grown above its limit back to it."""
+        self.log_scale.clamp_(max=math.log(self.limit))
 
     def forward(self, scores: Tensor) -> Tensor:
         """Scores times the factor."""

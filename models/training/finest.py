@@ -193,6 +193,7 @@ def _train(
     with Progress("fitting the finest level", batches.a_pass * settings.epochs, "step") as progress:
         for _ in steps:
             steps.take(_loss(batches, text, image, dims, temperature, settings))
+            temperature.hold()
             progress.step()
 
 

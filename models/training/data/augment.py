@@ -8,6 +8,7 @@ changes follow from the seed, the pass and the picture.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -61,10 +62,11 @@ def crop_box(width: int, height: int, settings: AugmentSettings, rng: np.random.
 
 
 def speaks_of(caption: str, words: Sequence[str]) -> bool:
-    """Whether any word of a caption begins with one of `words`."""
-    return (
-        any(found.startswith(tuple(words)) for found in caption.lower().split()) if words else False
-    )
+    """Whether any word of a caption begins with one of `words`, whatever stands around it:
+    "top-left" and "(left) arrow" speak of a side.
+    """
+    sides = tuple(word.lower() for word in words)
+    return any(found.startswith(sides) for found in re.findall(r"\w+", caption.lower()))
 
 
 def _recolour(

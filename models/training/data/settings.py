@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from hivlp.models.errors import TrainingError
 from hivlp.models.training.fields import number
+
+WORD = re.compile(r"\w+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +39,8 @@ class AugmentSettings:
 
     `crop_least`: least share of the area that a crop keeps, 1 for no crop; `crop_aspect`: how far
     its aspect may be from the picture's. `flip`: share that is mirrored, unless a word of the
-    caption begins with one of `flip_unless`. The others: greatest change of a colour factor.
+    caption begins with one of `flip_unless`, words, in letters of any case. The others: greatest
+    change of a colour factor. Raises TrainingError naming a field that can't be.
     """
 
     crop_least: float = number(0.6, 0.01, 1, "share")
@@ -52,6 +56,13 @@ class AugmentSettings:
     brightness: float = number(0.2, 0, 0.99)
     contrast: float = number(0.2, 0, 0.99)
     saturation: float = number(0.2, 0, 0.99)
+
+    def __post_init__(self) -> None:
+        for word in self.flip_unless:
+            if not WORD.fullmatch(word):
+                raise TrainingError(
+                    f"flip_unless: {word!r} is no word: letters, digits and _ are wanted"
+                )
 
 
 @dataclass(frozen=True, slots=True)

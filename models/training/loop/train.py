@@ -162,6 +162,7 @@ class Trainer:
         window.gradient += checked_gradient(float(length), step + 1)
         window.steps += 1
         self.optimiser.step()
+        self.model.temperature.hold()
         self.optimiser.zero_grad(set_to_none=True)
 
     def _agreed_seconds(self) -> float:

@@ -108,4 +108,16 @@ def test_temperature_learns_and_stops_at_its_limit() -> None:
     assert temperature.log_scale.grad is not None
     assert temperature.log_scale.grad.item() == pytest.approx(10.0)
     temperature.log_scale.data.fill_(10.0)
-    assert temperature.factor.item() == 25.0
+    temperature.hold()
+    assert temperature.factor.item() == pytest.approx(25.0)
+
+
+@pytest.mark.parametrize("scale", [100.0, 150.0])
+def test_a_temperature_at_its_limit_still_learns(scale: float) -> None:
+    temperature = Temperature(scale)
+    temperature.hold()
+    optimiser = torch.optim.SGD(temperature.parameters(), lr=0.01)
+    temperature(torch.tensor(1.0)).backward()
+    optimiser.step()
+    temperature.hold()
+    assert temperature.factor.item() < 50

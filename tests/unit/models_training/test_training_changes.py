@@ -70,6 +70,9 @@ def test_a_side_is_a_words_beginning() -> None:
     words = AugmentSettings().flip_unless
     assert speaks_of("the Right hand", words)
     assert speaks_of("anticlockwise arrow", words)
+    for caption in ("TOP-LEFT arrow", "(left) arrow", "up-right arrow", "“Right” hand"):
+        assert speaks_of(caption, words), caption
+    assert speaks_of("the left hand", ("LEFT",))
     assert not speaks_of("a bright day", words)
     assert not speaks_of("left", ())
 

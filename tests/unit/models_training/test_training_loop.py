@@ -62,6 +62,18 @@ def test_a_run_goes_on_only_as_the_run_it_was(corpus: Path, tmp_path: Path) -> N
         run(corpus, tmp_path / "other", *SHORT)
 
 
+def test_a_temperature_learns_from_its_limit_on_and_stays_within(
+    corpus: Path, tmp_path: Path
+) -> None:
+    hot = ("model.temperature=100", "train.steps=20")
+    with_rates = (*SHORT, *hot, "train.weight_decay=0", "train.warm_up=0")
+    learned = load_run(run(corpus, tmp_path / "run", *with_rates)).model.temperature.factor
+    # so young a model is unsure: sharp scores cost it much, and its factor falls
+    assert learned.item() < 99.5
+    still = load_run(run(corpus, tmp_path / "off", *with_rates, "model.learn_temperature=false"))
+    assert still.model.temperature.factor.item() == pytest.approx(100)
+
+
 def test_a_run_keeps_its_number_of_processes(corpus: Path, tmp_path: Path) -> None:
     out = run(corpus, tmp_path / "run", *SHORT)
     state = Checkpoints(out, 1).all()[-1] / "state.json"
