@@ -19,8 +19,9 @@ from hivlp.models.corpus import CaptionedPicture, PictureOptions, Unusable
 def open_pictures(source: str, options: PictureOptions) -> FilePictures:
     """A path, a pattern or a URL as training reads it. Raises CorpusError."""
     splits = [_split(source, split) for split in options.splits] or ["all"]
+    aliases = _aliases(source, options.aliases)
     readers = [
-        open_corpus(source, CorpusOptions(split, options.images, _aliases(source, options.aliases)))
+        open_corpus(source, CorpusOptions(split, options.images, aliases, shared_pictures=True))
         for split in dict.fromkeys(splits)
     ]
     return FilePictures(source, readers, options.group)
@@ -54,7 +55,9 @@ class FilePictures:
         return len(self._parts)
 
     def read(self, part: int | None = None) -> Iterator[CaptionedPicture | Unusable]:
-        """Everything, an id met twice in one reader being an error; or one part. CorpusError."""
+        """Everything, or one part. An id that is twice in one reader is an error, unless it is the
+        path of a picture that several rows describe. Raises CorpusError.
+        """
         for reader in self._readers if part is None else [self._parts[part]]:
             for found in reader:
                 yield self._captioned(found)

@@ -20,12 +20,14 @@ SPLITS: tuple[Split, ...] = get_args(Split)
 @dataclass(frozen=True, slots=True)
 class CorpusOptions:
     """How to read: `split` and `images` (the folder of the pictures) of a Karpathy split JSON,
-    `aliases` of tables that another program wrote.
+    `aliases` of tables that another program wrote. With `shared_pictures`, several rows without an
+    id of their own may have one picture, and then its path as their id.
     """
 
     split: Split = "all"
     images: str | None = None
     aliases: Aliases | None = None
+    shared_pictures: bool = False
 
 
 PLAIN = CorpusOptions()
@@ -46,10 +48,17 @@ class Corpus(ABC):
 
         Takes 8 bytes of memory an item.
         """
-        seen = SeenHashes()
+        seen, shared = SeenHashes(), SeenHashes()
         for number, found in enumerate(self._read()):
-            if isinstance(found, Item) and seen.add(id_hash(found.id)):
-                self._refuse_twice(found, number)
+            if isinstance(found, Item):
+                key = id_hash(found.id)
+                if self.options.shared_pictures and found.id == found.image:
+                    shared.add(key)
+                    again = key in seen
+                else:
+                    again = seen.add(key) or key in shared
+                if again:
+                    self._refuse_twice(found, number)
             yield found
 
     def count(self) -> int | None:

@@ -77,7 +77,8 @@ def _opener(name: str) -> OpenPictures:
 class UsablePicture:
     """A picture with at least one clean caption: corpus number, reference there, item number.
 
-    `item` is the same for pictures that show the same thing: none of them is another's negative.
+    `item` is the same for pictures that show the same thing, and for rows of one picture: none of
+    them is another's negative.
     """
 
     id: str
@@ -148,16 +149,16 @@ def usable(found: CaptionedPicture | Unusable, corpus: int) -> Found:
             reason = error.message
     if not captions:
         return Unusable(found.picture, found.id, reason)
-    item = item_number(corpus, found.id, found.group)
+    item = item_number(corpus, found.picture, found.group)
     return UsablePicture(found.id, corpus, found.picture, tuple(captions), item, found.data)
 
 
-def item_number(corpus: int, item_id: str, group: str | None) -> int:
-    """63 bits that equal items share: those of one group, else one id of one corpus.
+def item_number(corpus: int, picture: str, group: str | None) -> int:
+    """63 bits that equal items share: those of one group, else one picture of one corpus.
 
     Two different things have one number once in about 2**62 pairs; they are then only no negatives
     of each other.
     """
-    named = json.dumps([corpus, item_id] if group is None else [group])
+    named = json.dumps([corpus, picture] if group is None else [group])
     digest = hashlib.blake2b(named.encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1

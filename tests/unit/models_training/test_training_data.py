@@ -151,6 +151,38 @@ def test_a_file_of_ids_that_changed_is_another_choice(tmp_path: Path) -> None:
         before.open()
 
 
+def a_caption_a_row(target: Path, *, own_ids: bool) -> Path:
+    """A CSV as Flickr's captions have it: each picture in as many rows as it has captions."""
+    path = pictured.csv_file(target, ROWS)
+    pairs = [(name, caption) for name, _, captions in ROWS for caption in captions]
+    lines = [
+        f"{f'{number},' * own_ids}{name}.png,{caption}"
+        for number, (name, caption) in enumerate(pairs)
+    ]
+    path.write_text("\n".join([f"{'id,' * own_ids}image,caption", *lines]) + "\n")
+    return path
+
+
+@pytest.mark.parametrize("own_ids", [True, False])
+def test_rows_of_one_picture_are_one_item(tmp_path: Path, own_ids: bool) -> None:
+    given = source(a_caption_a_row(tmp_path / "corpus", own_ids=own_ids))
+    found = listed(tmp_path, given)
+    rows = [found[i] for i in range(len(found))]
+    assert len(rows) == 24
+    items = {row.picture: row.item for row in rows}
+    assert len(items) == len(set(items.values())) == 12
+    assert all(row.item == items[row.picture] for row in rows)
+    read = [each for each in given.open().read_part(0) if not isinstance(each, Unusable)]
+    assert [each.id for each in read] == [row.id for row in rows]
+
+
+def test_an_id_that_is_no_shared_picture_is_refused_twice_as_ever(tmp_path: Path) -> None:
+    path = a_caption_a_row(tmp_path / "corpus", own_ids=False)
+    path.write_text(f"id,image,caption\n,{ROWS[0][0]}.png,a\n{ROWS[0][0]}.png,{ROWS[1][0]}.png,b\n")
+    with pytest.raises(HivlpError, match="is there twice: line 2 and line 3"):
+        listed(tmp_path, source(path))
+
+
 def test_a_missing_group_is_a_bad_entry(tmp_path: Path) -> None:
     given = source(pictured.jsonl_file(tmp_path / "corpus", ROWS), group="pair")
     with pytest.raises(TrainingError, match=r"12 of 12 pictures can't be used, .*failures\.jsonl"):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from hivlp.models.cli_train import train as train_command
 from hivlp.models.errors import HivlpError, TrainingError
@@ -70,6 +71,11 @@ def test_a_temperature_learns_from_its_limit_on_and_stays_within(
     learned = load_run(run(corpus, tmp_path / "run", *with_rates)).model.temperature.factor
     # so young a model is unsure: sharp scores cost it much, and its factor falls
     assert learned.item() < 99.5
+    start = tmp_path / "start.safetensors"
+    save_file(weights(tmp_path / "run") | {"temperature.log_scale": torch.tensor(6.0)}, start)
+    tokenizer = f"tokenizer.file={tmp_path / 'run' / 'tokenizer.json'}"
+    begun = run(corpus, tmp_path / "begun", *with_rates, f"train.from={start}", tokenizer)
+    assert load_run(begun).model.temperature.factor.item() < 100.01
     still = load_run(run(corpus, tmp_path / "off", *with_rates, "model.learn_temperature=false"))
     assert still.model.temperature.factor.item() == pytest.approx(100)
 
