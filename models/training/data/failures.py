@@ -1,21 +1,33 @@
-"""What a run leaves out: listed in a file as it is met, counted, and too much when it is too much.
+"""What a run leaves out: listed in a file as it is met, and too much when it is too much.
 
 `failures.jsonl` holds one JSON object a line (place, id, reason), the first process's; others write
-`failures-N.jsonl`. A run that goes on reads its own file, so that nothing is listed twice.
+`failures-N.jsonl`. A run that goes on reads its own file, so that nothing is listed twice; what it
+counts is met in this sitting, since a corpus may have been mended.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from hivlp.models.corpus import Unusable
 from hivlp.models.errors import TrainingError
 
+SHOWN = 3
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """Something left out, and the row that is thereby lost: several may have one picture."""
+
+    what: Unusable
+    row: str
+
 
 class FailureLog:
-    """Distinct things left out, by their place. Raises OSError."""
+    """The file, with each place once. Raises OSError."""
 
     def __init__(self, folder: Path, process: int = 0) -> None:
         self.path = folder / ("failures.jsonl" if process == 0 else f"failures-{process}.jsonl")
@@ -23,6 +35,11 @@ class FailureLog:
 
     def __len__(self) -> int:
         return len(self._places)
+
+    def begin_anew(self) -> None:
+        """Forget what an earlier reading of the corpora has listed."""
+        self.path.unlink(missing_ok=True)
+        self._places.clear()
 
     def add(self, failure: Unusable) -> bool:
         """List one thing; whether it is new."""
@@ -34,13 +51,18 @@ class FailureLog:
             stream.write(json.dumps(asdict(failure)) + "\n")
         return True
 
-    def check_share(self, tried: int, allowed: float) -> None:
-        """Raises TrainingError where more than `allowed` of `tried` things were left out."""
-        if len(self) > allowed * max(tried, 1):
+    def check_share(self, left_out: int, tried: int, allowed: float) -> None:
+        """Raises TrainingError where more than the share `allowed` of `tried` was left out."""
+        if left_out > allowed * max(tried, 1):
             raise TrainingError(
-                f"{len(self)} of {tried} pictures can't be used, over the share of {allowed:g} "
+                f"{left_out} of {tried} pictures can't be used, over the share of {allowed:g} "
                 f"that data.max_failures allows; they are listed in {self.path}"
             )
+
+
+def told(failures: Iterable[Unusable]) -> str:
+    """The last few of them, for a message."""
+    return "; ".join(f"{each.place}: {each.reason}" for each in list(failures)[-SHOWN:])
 
 
 def _read_places(path: Path) -> set[str]:

@@ -79,13 +79,14 @@ def make_listing(
     asked = json.dumps(source.as_dict(), sort_keys=True)
     if path.is_file() and (found := Listing(path)).source == asked:
         return found
+    failures.begin_anew()
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(path.name + ".part")
     schema = SCHEMA.with_metadata({SOURCE_KEY: asked.encode()})
     counts = _Counts()
     with pa.OSFile(str(part), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
         _write(writer, schema, source, failures, counts)
-    failures.check_share(counts.tried, max_failures)
+    failures.check_share(counts.unusable, counts.tried, max_failures)
     if counts.uncaptioned:
         say(f"{counts.uncaptioned} items have no picture or no caption and are passed over")
     named = ", ".join(source.paths)

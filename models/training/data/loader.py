@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -10,7 +10,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from hivlp.models.errors import TrainingError
 from hivlp.models.runtime.progress import say
-from hivlp.models.training.data.failures import FailureLog
+from hivlp.models.training.data.failures import FailureLog, LeftOut
+from hivlp.models.training.data.parts import PartCounts
 from hivlp.models.training.data.prepare import Loaded
 
 AHEAD = 4
@@ -22,7 +23,7 @@ class BatchLoader:
     """Iterates over the tensors of batches `steps`; lists what was left out on the way.
 
     `expected` is how many pictures there are to try; more than the share `max_failures` of them
-    broken is an error. Raises TrainingError.
+    broken in this sitting is an error. `parts` keeps what a stream counts. Raises TrainingError.
     """
 
     def __init__(
@@ -35,6 +36,7 @@ class BatchLoader:
         pinned: bool,
         expected: int,
         max_failures: float,
+        parts: PartCounts | None = None,
     ) -> None:
         streamed = isinstance(batches, IterableDataset)
         options: dict[str, Any] = {} if streamed else {"sampler": steps}
@@ -50,20 +52,28 @@ class BatchLoader:
             **options,
         )
         self._failures = failures
-        self._tried = expected + len(failures)
+        self._expected = expected
+        self._parts = parts
         self._max_failures = max_failures
+        self._left_out: set[str] = set()
         self._shown = 0
 
     def __iter__(self) -> Iterator[dict[str, Tensor]]:
         for loaded in self._loader:
+            self._note(loaded["broken"])
             if loaded["error"] is not None:
                 raise TrainingError(loaded["error"])
-            for found in loaded["broken"]:
-                if self._failures.add(found) and self._shown < SHOWN:
-                    self._shown += 1
-                    say(f"left out: {found.place}: {found.reason}")
-            self._failures.check_share(self._tried, self._max_failures)
+            if self._parts is not None:
+                self._parts.add(loaded["parts"])
             yield loaded["tensors"]
+
+    def _note(self, broken: Sequence[LeftOut]) -> None:
+        for found in broken:
+            self._left_out.add(found.row)
+            if self._failures.add(found.what) and self._shown < SHOWN:
+                self._shown += 1
+                say(f"left out: {found.what.place}: {found.what.reason}")
+        self._failures.check_share(len(self._left_out), self._expected, self._max_failures)
 
 
 def _as_it_is(loaded: Any) -> Any:

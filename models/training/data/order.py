@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-ORDER, DRAW, SHARDS, BUFFER = range(4)
+ORDER, DRAW, SHARDS, BUFFER, REPLACEMENT = range(5)
 """What a random stream is for, so that no two share one."""
 Places = npt.NDArray[np.int64]
 

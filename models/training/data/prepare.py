@@ -19,13 +19,13 @@ import torch
 from torch import Tensor
 
 from hivlp.models.artifact import ImagePreparation, TextPreparation
-from hivlp.models.corpus import Unusable
 from hivlp.models.encoder import RgbImage
 from hivlp.models.errors import TrainingError
 from hivlp.models.runtime.images import ImageLimits, decode_image
 from hivlp.models.runtime.preprocess import preprocess
 from hivlp.models.runtime.texts import Tokenizer
 from hivlp.models.training.data.augment import augment
+from hivlp.models.training.data.failures import LeftOut
 from hivlp.models.training.data.masking import Vocabulary, mask_tokens
 from hivlp.models.training.data.order import DRAW, stream
 from hivlp.models.training.data.settings import AugmentSettings, MaskSettings
@@ -37,18 +37,20 @@ Ids = npt.NDArray[np.int64]
 
 
 class Loaded(TypedDict):
-    """A batch on its way from a loading process: tensors for `Batch`, what was left out, or the
-    error that ended it, since one that is raised there arrives wrapped.
+    """A batch on its way from a loading process: tensors for `Batch`, what was left out, usable
+    pictures of files that were read to their end (of streams), or the error that ended it, since
+    one that is raised there arrives wrapped.
     """
 
     tensors: dict[str, Tensor]
-    broken: list[Unusable]
+    broken: list[LeftOut]
+    parts: dict[int, int]
     error: str | None
 
 
-def failed(error: Exception) -> Loaded:
-    """No batch, but the reason for it."""
-    return {"tensors": {}, "broken": [], "error": str(error)}
+def failed(error: Exception, broken: Sequence[LeftOut] = ()) -> Loaded:
+    """No batch, but the reason for it, and what was left out on the way there."""
+    return {"tensors": {}, "broken": list(broken), "parts": {}, "error": str(error)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,8 @@
 recipe.toml       the whole recipe as run
 data.json         which corpora, read how
 tokenizer.json
-data/pictures.arrow, failures.jsonl, curves.jsonl, tensorboard/, checkpoints/
+data/pictures.arrow, or data/parts.jsonl of a stream
+failures.jsonl, curves.jsonl, tensorboard/, checkpoints/
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ MAY_CHANGE = frozenset(
         "data.max_failures",
     }
 )
-"""Fields that don't decide what a run learns, or, as its time, may be thought over."""
+"""Fields that don't decide what a run learns, but how it is told of, kept and fed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import math
 import shutil
+from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -18,13 +20,15 @@ from torch import nn
 from torch.utils.data import Dataset, IterableDataset
 
 from hivlp.models.artifact import ImagePreparation, TextPreparation
+from hivlp.models.corpus import Unusable
 from hivlp.models.errors import MissingExtra, TrainingError
 from hivlp.models.network.hivlp import Hivlp, make_hivlp
 from hivlp.models.runtime.progress import say
-from hivlp.models.training.data.failures import FailureLog
+from hivlp.models.training.data.failures import SHOWN, FailureLog, told
 from hivlp.models.training.data.listed import ListedBatches, Share
 from hivlp.models.training.data.listing import Listing, make_listing
 from hivlp.models.training.data.loader import BatchLoader
+from hivlp.models.training.data.parts import PartCounts
 from hivlp.models.training.data.prepare import Loaded, Preparation
 from hivlp.models.training.data.sources import DataSource, UsablePicture
 from hivlp.models.training.data.streamed import StreamedBatches
@@ -106,10 +110,10 @@ def start_run(recipe: Recipe, source: DataSource, folder: Path, accelerator: Any
 
 
 def _prepare_folder(recipe: Recipe, source: DataSource, folder: Path) -> None:
-    listing = None
+    listing, failures = None, FailureLog(folder)
     if not recipe.data.stream:
         path, most = folder / LISTING, recipe.data.max_failures
-        listing = make_listing(path, source, FailureLog(folder), most)
+        listing = make_listing(path, source, failures, most)
     elif not recipe.data.stream_items:
         raise TrainingError(
             "data.stream_items: how many pictures are a pass? A stream isn't counted beforehand"
@@ -122,14 +126,23 @@ def _prepare_folder(recipe: Recipe, source: DataSource, folder: Path) -> None:
             raise TrainingError(f"tokenizer.file: no such file {str(given)!r}")
         shutil.copyfile(given, target)
         return
-    captions = listing.captions() if listing is not None else _streamed_captions(source)
-    learn_wordpiece(captions, recipe.tokenizer, target)
+    found = listing.captions() if listing is not None else _streamed_captions(source, failures)
+    learn_wordpiece(found, recipe.tokenizer, target)
 
 
-def _streamed_captions(source: DataSource) -> Any:
+def _streamed_captions(source: DataSource, failures: FailureLog) -> Iterator[str]:
+    """Captions of what is usable; the rest is listed. Raises TrainingError where nothing is."""
+    usable, bad = 0, deque[Unusable](maxlen=SHOWN)
     for found in source.open().read():
         if isinstance(found, UsablePicture):
+            usable += 1
             yield from found.captions
+        elif isinstance(found, Unusable):
+            failures.add(found)
+            bad.append(found)
+    if not usable:
+        reasons = f"; such as {told(bad)}" if bad else ""
+        raise TrainingError(f"{', '.join(source.paths)}: no picture with a caption{reasons}")
 
 
 def make_model(run: Run, *, begun: bool) -> Hivlp:
@@ -178,9 +191,11 @@ def make_loader(run: Run, model: Hivlp, first_step: int) -> BatchLoader:
     share = Share(int(run.accelerator.process_index), run.processes, train.batch)
     batches = range(first_step * train.accumulation, run.steps * train.accumulation)
     preparation = _preparation(run, model)
+    parts = PartCounts(run.folder, share.process) if recipe.data.stream else None
     found: Dataset[Loaded] | IterableDataset[Loaded]
-    if recipe.data.stream:
-        found = StreamedBatches(run.source, recipe.data, preparation, share, batches)
+    if parts is not None:
+        known = parts.known
+        found = StreamedBatches(run.source, recipe.data, preparation, share, batches, known)
     else:
         found = ListedBatches(run.folder / LISTING, run.source, preparation, share)
     return BatchLoader(
@@ -191,6 +206,7 @@ def make_loader(run: Run, model: Hivlp, first_step: int) -> BatchLoader:
         pinned=run.accelerator.device.type == "cuda",
         expected=run.pictures,
         max_failures=recipe.data.max_failures,
+        parts=parts,
     )
 
 

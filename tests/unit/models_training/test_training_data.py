@@ -316,11 +316,77 @@ def test_too_many_broken_pictures_end_the_run(tmp_path: Path) -> None:
         list(loader)
 
 
+def test_a_mended_corpus_is_no_longer_held_against_a_run(tmp_path: Path) -> None:
+    path = pictured.folder(tmp_path / "corpus", ROWS)
+    spoil(path, [name for name, _, _ in ROWS[:3]])
+    found = batches(tmp_path, source(path), Share(0, 1, 12))
+    options = {"workers": 0, "pinned": False, "expected": 12, "max_failures": 0.1}
+    with pytest.raises(TrainingError, match="3 of 12 pictures"):
+        list(BatchLoader(found, range(4), FailureLog(tmp_path), **options))  # type: ignore[arg-type]
+    for name, data, _ in ROWS[:2]:
+        (path / f"{name}.png").write_bytes(data)
+    again = batches(tmp_path, source(path), Share(0, 1, 12))
+    read = list(BatchLoader(again, range(4), FailureLog(tmp_path), **options))  # type: ignore[arg-type]
+    assert len(read) == 4
+    assert len(failures(tmp_path)) == 3
+
+
+def test_listing_anew_begins_its_failures_anew(tmp_path: Path) -> None:
+    path = pictured.jsonl_file(tmp_path / "corpus", ROWS)
+    whole = path.read_text()
+    path.write_text("\n".join(["no object", *whole.splitlines()[1:]]))
+    with pytest.raises(TrainingError, match="1 of 12 pictures can't be used"):
+        listed(tmp_path, source(path))
+    path.write_text(whole)
+    assert len(listed(tmp_path, source(path))) == 12
+    assert not (tmp_path / "failures.jsonl").exists()
+
+
+def test_a_broken_picture_counts_with_every_row_that_needs_it(tmp_path: Path) -> None:
+    path = a_caption_a_row(tmp_path / "corpus", own_ids=False)
+    spoil(path.parent, [ROWS[0][0], ROWS[1][0]])
+    found = batches(tmp_path, source(path), Share(0, 1, 12))
+    log = FailureLog(tmp_path)
+    loader = BatchLoader(
+        found, range(4), log, workers=0, pinned=False, expected=24, max_failures=0.16
+    )
+    with pytest.raises(TrainingError, match="4 of 24 pictures can't be used"):
+        list(loader)
+    assert len(log) == 2
+
+
+def test_broken_neighbours_are_replaced_by_pictures_from_anywhere(tmp_path: Path) -> None:
+    rows = pictured.rows(40)
+    path = pictured.folder(tmp_path / "corpus", rows)
+    spoil(path, [name for name, _, _ in rows[5:15]])
+    found = batches(tmp_path, source(path), Share(0, 1, 40), seed=3)
+    first = found[0]
+    assert first["error"] is None
+    assert len(first["broken"]) == 10
+    times = torch.unique(first["tensors"]["item"], return_counts=True)[1].tolist()
+    # ten stand in for ten; the next by number would be one and the same, eleven times
+    assert sum(times) == 40
+    assert max(times) <= 4
+
+
+def test_many_broken_neighbours_end_no_run_that_allows_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hivlp.models.training.data.listed.REPLACEMENTS", 8)
+    rows = pictured.rows(45)
+    path = pictured.folder(tmp_path / "corpus", rows)
+    spoil(path, [name for name, _, _ in rows[:20]])
+    found = batches(tmp_path, source(path), Share(0, 1, 45))
+    assert [found[step]["error"] for step in range(2)] == [None, None]
+
+
 def test_a_corpus_of_broken_pictures_is_an_error_not_a_loop(tmp_path: Path) -> None:
     path = pictured.folder(tmp_path / "corpus", ROWS)
     spoil(path, [name for name, _, _ in ROWS])
     found = batches(tmp_path, source(path), Share(0, 1, 4))
-    assert "broken" in str(found[0]["error"])
+    loaded = found[0]
+    assert str(loaded["error"]).startswith("12 pictures drawn for one place are all broken: ")
+    assert len(loaded["broken"]) == 12
 
 
 def test_a_failure_log_survives_a_line_cut_short(tmp_path: Path) -> None:

@@ -200,9 +200,19 @@ def test_streamed_shards_train_too(tmp_path: Path) -> None:
     shards = pictured.tars(tmp_path / "tars", pictured.rows())
     out = run(shards, tmp_path / "run", *SHORT, "data.stream=true", "data.stream_items=45")
     assert load_run(out).state.step == 8
-    assert not (out / "data").exists()
+    assert not (out / "data" / "pictures.arrow").exists()
+    assert (out / "data" / "parts.jsonl").is_file()
     with pytest.raises(TrainingError, match=r"data.stream_items: how many pictures are a pass"):
         run(shards, tmp_path / "other", *SHORT, "data.stream=true")
+
+
+def test_a_stream_of_nothing_usable_says_why(tmp_path: Path) -> None:
+    shards = pictured.tars(tmp_path / "tars", pictured.rows(6))
+    out = tmp_path / "run"
+    streamed = (*SHORT, "data.stream=true", "data.stream_items=6")
+    with pytest.raises(TrainingError, match=r"no picture with a caption; such as .*asked for"):
+        train_command([*arguments(shards, out, streamed), "--group", "colour"])
+    assert len((out / "failures.jsonl").read_text().splitlines()) == 6
 
 
 def test_arguments_that_lack_something_are_a_usage_error(
