@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import entry_points
 from typing import Any
+from urllib.parse import urlsplit
 
 from hivlp.models.corpus import (
     CORPORA_GROUP,
@@ -52,6 +53,7 @@ class DataSource:
         """Open every path. Raises TrainingError for an unknown reader, HivlpError for a path."""
         if not self.paths:
             raise TrainingError("--corpus: at least one corpus is needed")
+        self._check_splits()
         opener = _opener(self.reader)
         corpora = [opener(path, self._options_of(path)) for path in self.paths]
         return Pictures(corpora, self.choice.open())
@@ -59,9 +61,27 @@ class DataSource:
     def _options_of(self, path: str) -> PictureOptions:
         """Splits belong to Karpathy JSON files, aliases to everything else."""
         own = self.options
-        if path.lower().endswith(KARPATHY_ENDING):
+        if _may_have_splits(path):
             return PictureOptions(own.splits, own.images, None, own.group)
         return PictureOptions((), None, own.aliases, own.group)
+
+    def _check_splits(self) -> None:
+        """Raises TrainingError where splits or images are given, and no corpus would take them."""
+        given = {"--split": self.options.splits, "--images": self.options.images}
+        named = " and ".join(name for name, value in given.items() if value)
+        if named and not any(map(_may_have_splits, self.paths)):
+            raise TrainingError(
+                f"{named}: {', '.join(self.paths)} would be read whole; splits and a folder of "
+                f"images apart belong to a Karpathy split JSON, a path that ends in "
+                f"{KARPATHY_ENDING}"
+            )
+
+
+def _may_have_splits(path: str) -> bool:
+    """Whether a path, or a URL before its query, has the ending of a Karpathy split JSON."""
+    parts = urlsplit(path)
+    named = parts.path if parts.netloc else path
+    return named.lower().endswith(KARPATHY_ENDING)
 
 
 def _opener(name: str) -> OpenPictures:

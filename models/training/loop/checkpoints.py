@@ -13,6 +13,7 @@ no position in the data is kept, because both follow from the seed and the step.
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import shutil
@@ -56,11 +57,16 @@ class RunState:
 
 
 class Checkpoints:
-    """The checkpoints of one run's folder, the newest `keep` of them."""
+    """The checkpoints of one run's folder, the newest `keep` of them.
+
+    Notable: what `newest` passed over as spoilt takes no whole one's place: the next `save` removes
+    it.
+    """
 
     def __init__(self, folder: Path, keep: int) -> None:
         self.folder = folder / FOLDER
         self._keep = keep
+        self._whole = math.inf  # steps of the newest one that is known to be whole
 
     def save(self, model: nn.Module, optimiser: torch.optim.Optimizer, state: RunState) -> Path:
         """Write a checkpoint in one go and drop the oldest. Raises OSError, as for a full disk."""
@@ -78,6 +84,10 @@ class Checkpoints:
         shutil.rmtree(target, ignore_errors=True)
         part.rename(target)
         _sync(self.folder)
+        spoilt = [p for p in self.all() if p != target and _steps(p) > min(self._whole, state.step)]
+        for each in spoilt:
+            shutil.rmtree(each, ignore_errors=True)
+        self._whole = state.step
         for old in self.all()[: -self._keep]:
             shutil.rmtree(old, ignore_errors=True)
         return target
@@ -85,16 +95,25 @@ class Checkpoints:
     def all(self) -> list[Path]:
         """Every checkpoint that was put in place, oldest first."""
         there = self.folder.iterdir() if self.folder.is_dir() else ()
-        return sorted(path for path in there if _NAME.fullmatch(path.name))
+        return sorted((path for path in there if _NAME.fullmatch(path.name)), key=_steps)
 
     def newest(self) -> tuple[Path, RunState] | None:
         """The newest one whose files are as they were written; spoilt ones are told of."""
+        self._whole = -1
         for path in reversed(self.all()):
             try:
-                return path, read_state(path)
+                state = read_state(path)
             except CheckpointError as error:
                 say(f"passed over a checkpoint: {error}")
+            else:
+                self._whole = _steps(path)
+                return path, state
         return None
+
+
+def _steps(path: Path) -> int:
+    """After how many steps it was written."""
+    return int(path.name.rpartition("-")[2])
 
 
 def read_state(path: Path) -> RunState:

@@ -86,6 +86,24 @@ def test_the_last_checkpoints_are_kept_and_a_spoilt_one_is_passed_over(
     assert "step-00000009/model.safetensors: differs" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("keep", "left"), [(1, [8]), (3, [5, 7, 8])])
+def test_a_spoilt_checkpoint_takes_no_whole_ones_place(
+    tmp_path: Path, keep: int, left: list[int]
+) -> None:
+    model, optimiser = stepped(0, 1)
+    for step in (5, 7, 9):
+        Checkpoints(tmp_path, keep=3).save(model, optimiser, RunState(step, 0.0, 1, Plan(9)))
+    (tmp_path / "checkpoints" / "step-00000009" / "state.json").write_text("{")
+    goes_on = Checkpoints(tmp_path, keep)
+    found = goes_on.newest()
+    assert found is not None
+    assert found[1].step == 7
+    goes_on.save(model, optimiser, RunState(8, 0.0, 1, Plan(9)))
+    assert [path.name for path in goes_on.all()] == [f"step-{step:08d}" for step in left]
+    goes_on.save(model, optimiser, RunState(10, 0.0, 1, Plan(9)))
+    assert goes_on.all()[-1].name == "step-00000010"
+
+
 def test_a_checkpoint_that_was_being_written_counts_for_nothing(tmp_path: Path) -> None:
     (tmp_path / "checkpoints" / ".step-00000003.part").mkdir(parents=True)
     assert Checkpoints(tmp_path, keep=1).newest() is None

@@ -83,6 +83,37 @@ def test_karpathy_splits_are_read_one_after_another(tmp_path: Path) -> None:
         source(path, splits=("tarin",)).open()
 
 
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"splits": ("train",)}, "--split: "),
+        ({"images": "coco"}, "--images: "),
+        ({"splits": ("test",), "images": "coco"}, "--split and --images: "),
+    ],
+)
+def test_splits_that_no_corpus_takes_are_refused(
+    tmp_path: Path, options: dict[str, object], named: str
+) -> None:
+    path = pictured.csv_file(tmp_path / "corpus", ROWS)
+    with pytest.raises(TrainingError, match=f"^{named}.*list.csv would be read whole"):
+        source(path, **options).open()
+
+
+def test_splits_belong_to_the_karpathy_files_of_several_corpora(tmp_path: Path) -> None:
+    split = pictured.karpathy(tmp_path / "a", ROWS)
+    table = pictured.csv_file(tmp_path / "b", ROWS)
+    assert len(listed(tmp_path, source(split, table, splits=("train",)))) == 6 + 12
+
+
+def test_a_url_of_a_split_is_one_whatever_its_query() -> None:
+    asked = PictureOptions(splits=("train",))
+    for url in ("memory://data/coco.json?sig=a", "https://x.test/a/COCO.JSON#b"):
+        # a URL with a query is refused by the reader, by that reason and not for its split
+        with pytest.raises(HivlpError) as caught:
+            DataSource((url,), asked).open()
+        assert "--split" not in str(caught.value)
+
+
 def test_several_corpora_are_one_and_their_equal_ids_are_not_one_item(tmp_path: Path) -> None:
     first = pictured.parquet_file(tmp_path / "a", ROWS[:5])
     second = pictured.tars(tmp_path / "b", ROWS)
