@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hivlp.models.errors import TrainingError
+from hivlp.models.fields import number
 from hivlp.models.levels import GalleryKind, LevelSpec, check_levels
 from hivlp.models.network.blocks import Activation, NormPlacement
 from hivlp.models.network.cross_modal import CrossModalEncoder, CrossModalShape
@@ -22,7 +23,16 @@ from hivlp.models.network.dual_encoder import DualEncoder
 from hivlp.models.network.exits import TowerExits
 from hivlp.models.network.heads import MlpHead
 from hivlp.models.network.mlm import Fusion, MlmHead
-from hivlp.models.network.stack import StackShape, StackTower, at_least
+from hivlp.models.network.stack import (
+    DROPOUT,
+    EPS,
+    MOST_INNER,
+    MOST_LAYERS,
+    MOST_WIDTH,
+    StackShape,
+    StackTower,
+    at_least,
+)
 from hivlp.models.network.text_tower import TextShape, TextTower, TokenizerFile
 from hivlp.models.network.vision import VisionShape, VisionTower
 from hivlp.models.network.weights import initialise
@@ -37,14 +47,14 @@ class CrossConfig:
     text tower's, `inner` = 0 four times the width.
     """
 
-    depth: int = 6
-    width: int = 0
-    heads: int = 12
-    inner: int = 0
+    depth: int = number(6, 1, MOST_LAYERS, "layers")
+    width: int = number(0, 0, MOST_WIDTH)
+    heads: int = number(12, 1, MOST_WIDTH)
+    inner: int = number(0, 0, MOST_INNER)
     norm: NormPlacement = "pre"
     activation: Activation = "gelu"
-    eps: float = 1e-6
-    dropout: float = 0.0
+    eps: float = number(1e-6, *EPS)
+    dropout: float = number(0.0, *DROPOUT)
 
     def shape(self, text: int, image: int) -> CrossModalShape:
         """For towers of these widths. Raises TrainingError naming the field that can't be."""
@@ -77,13 +87,13 @@ class HivlpConfig:
 
     vision: VisionShape = field(default_factory=VisionShape)
     text: TextShape = field(default_factory=TextShape)
-    vision_exits: tuple[int, ...] = ()
-    text_exits: tuple[int, ...] = ()
-    dims: tuple[int, ...] = (128, 300, 768)
-    head_hidden: int = 1536
+    vision_exits: tuple[int, ...] = number((), 1, MOST_LAYERS)
+    text_exits: tuple[int, ...] = number((), 1, MOST_LAYERS)
+    dims: tuple[int, ...] = number((128, 300, 768), 1, MOST_WIDTH)
+    head_hidden: int = number(1536, 0, MOST_INNER)
     gallery: GalleryKind = "nested"
     normalise: bool = True
-    temperature: float = 20.0
+    temperature: float = number(20.0, LEAST_SCALE, MOST_SCALE)
     learn_temperature: bool = True
     cross: CrossConfig | None = field(default_factory=CrossConfig)
     mlm: bool = True

@@ -18,12 +18,16 @@ import torch
 from torch import Tensor, nn
 
 from hivlp.models.errors import TrainingError
+from hivlp.models.fields import number
 from hivlp.models.network.blocks import Activation, Block, BlockShape, NormPlacement
 from hivlp.models.network.pooling import pool_mean
 from hivlp.models.network.tower import Pooling, Tensors, Tower
 from hivlp.models.network.weights import initial_std, weights_hash
 
 StackPooling = Literal["first", "mean"]
+MOST_LAYERS, MOST_WIDTH, MOST_INNER = 256, 16_384, 65_536
+EPS, DROPOUT = (1e-15, 0.1), (0, 0.99)
+"""Limits of what a recipe may ask for; whether it fits into memory is another matter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,14 +37,14 @@ class StackShape:
     `inner` = 0 is four times the width. Raises TrainingError naming the field that can't be.
     """
 
-    depth: int = 12
-    width: int = 768
-    heads: int = 12
-    inner: int = 0
+    depth: int = number(12, 1, MOST_LAYERS, "layers")
+    width: int = number(768, 1, MOST_WIDTH)
+    heads: int = number(12, 1, MOST_WIDTH)
+    inner: int = number(0, 0, MOST_INNER)
     norm: NormPlacement = "pre"
     activation: Activation = "gelu"
-    eps: float = 1e-6
-    dropout: float = 0.0
+    eps: float = number(1e-6, *EPS)
+    dropout: float = number(0.0, *DROPOUT)
     pooling: StackPooling = "first"
 
     def __post_init__(self) -> None:

@@ -15,10 +15,20 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from hivlp.models.artifact import TextPreparation
+from hivlp.models.fields import number
 from hivlp.models.network.blocks import key_mask
-from hivlp.models.network.stack import StackShape, StackTower, at_least, learned_positions
+from hivlp.models.network.stack import (
+    MOST_LAYERS,
+    StackShape,
+    StackTower,
+    at_least,
+    learned_positions,
+)
 from hivlp.models.network.tower import Tensors, TowerError
 from hivlp.models.network.weights import initialise
+
+LEAST_TOKENS, MOST_TOKENS = 3, 8192
+"""Room for one token at least between what the tokenizer's template puts around a text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,13 +38,13 @@ class TextShape(StackShape):
     `pad_token`: what the tokenizer calls its padding.
     """
 
-    depth: int = 6
-    max_tokens: int = 60
+    depth: int = number(6, 1, MOST_LAYERS, "layers")
+    max_tokens: int = number(60, LEAST_TOKENS, MOST_TOKENS, "tokens")
     pad_token: str = "[PAD]"
 
     def __post_init__(self) -> None:
         StackShape.__post_init__(self)  # a slotted dataclass has no super() without arguments
-        at_least("max_tokens", self.max_tokens, 2)
+        at_least("max_tokens", self.max_tokens, LEAST_TOKENS)
 
 
 @dataclass(frozen=True, slots=True)

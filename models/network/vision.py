@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from hivlp.models.artifact import ImagePreparation
 from hivlp.models.errors import TrainingError
+from hivlp.models.fields import number
 from hivlp.models.network.stack import (
     StackShape,
     StackTower,
@@ -26,6 +27,7 @@ from hivlp.models.network.tower import Tensors
 from hivlp.models.network.weights import initialise
 
 HALF = (0.5, 0.5, 0.5)
+MOST_PIXELS = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,11 +38,11 @@ class VisionShape(StackShape):
     `ImagePreparation`.
     """
 
-    image_size: int = 224
-    patch: int = 16
+    image_size: int = number(224, 1, MOST_PIXELS, "pixels a side")
+    patch: int = number(16, 1, MOST_PIXELS, "pixels a side")
     fit: Literal["stretch", "crop", "pad"] = "stretch"
-    mean: tuple[float, float, float] = HALF
-    std: tuple[float, float, float] = HALF
+    mean: tuple[float, float, float] = number(HALF, -1000, 1000)
+    std: tuple[float, float, float] = number(HALF, 1e-6, 1000)
 
     def __post_init__(self) -> None:
         StackShape.__post_init__(self)  # a slotted dataclass has no super() without arguments

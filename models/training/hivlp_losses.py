@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from hivlp.models.errors import TrainingError
+from hivlp.models.fields import number
 from hivlp.models.network.cross_modal import CrossModalEncoder
 from hivlp.models.network.exits import Reading, TowerExits
 from hivlp.models.network.hivlp import Hivlp
@@ -29,6 +30,7 @@ from hivlp.models.objectives.mlm import mlm_loss
 from hivlp.models.objectives.retrieval import one_way_loss
 from hivlp.models.objectives.score_distillation import score_distillation_loss
 
+MOST_WEIGHT = 10**6
 NOT_MASKED = -100
 """The label of a token that isn't to be told."""
 
@@ -86,12 +88,12 @@ class LossSettings:
     layers below an exit, or its head only.
     """
 
-    retrieval: float = 1.0
-    mlm: float = 1.0
-    matching: float = 1.0
-    early: float = 1.0
-    distillation: float = 1.0
-    score_weight: float = 250.0
+    retrieval: float = number(1.0, 0, MOST_WEIGHT)
+    mlm: float = number(1.0, 0, MOST_WEIGHT)
+    matching: float = number(1.0, 0, MOST_WEIGHT)
+    early: float = number(1.0, 0, MOST_WEIGHT)
+    distillation: float = number(1.0, 0, MOST_WEIGHT)
+    score_weight: float = number(250.0, 0, MOST_WEIGHT)
     early_gradient: bool = True
     reduction: Literal["sum", "mean"] = "sum"
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from hivlp.models.errors import TrainingError
+from hivlp.models.fields import FieldError, plain_values, with_values
 from hivlp.models.levels import GalleryKind
 from hivlp.models.network.hivlp import HivlpConfig
 from hivlp.models.training.data.settings import (
@@ -26,7 +27,6 @@ from hivlp.models.training.data.settings import (
     MaskSettings,
     TokenizerSettings,
 )
-from hivlp.models.training.fields import FieldError, plain_values, with_values
 from hivlp.models.training.hivlp_losses import LossSettings
 from hivlp.models.training.loop.settings import TrainSettings
 
@@ -60,6 +60,16 @@ class Recipe:
     augment: AugmentSettings = field(default_factory=AugmentSettings)
     masking: MaskSettings = field(default_factory=MaskSettings)
     tokenizer: TokenizerSettings = field(default_factory=TokenizerSettings)
+
+
+def losses_of(recipe: Recipe) -> LossSettings:
+    """Weights of the losses; those that tell early heads nothing are left out where they alone
+    are trained.
+    """
+    if recipe.train.only == "everything":
+        return recipe.losses
+    retrieval = 0.0 if recipe.form == "nested" else recipe.losses.retrieval
+    return replace(recipe.losses, retrieval=retrieval, mlm=0.0, matching=0.0)
 
 
 def read_recipe(given: str, changes: Sequence[str] = ()) -> Recipe:

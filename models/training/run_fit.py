@@ -230,7 +230,7 @@ def run_export(given: argparse.Namespace) -> int:
                 "a run's towers are its own: --text-tower, --image-tower and --towers are of a fit"
             )
         trained = load_run(given.fit)
-        model, measured, cross = trained.model.dual, trained.measured, trained.model.cross
+        model, measured, cross = trained.model.dual, trained.measured, trained.reranker
     else:
         fit = load_fit(given.fit)
         model = dual_encoder(

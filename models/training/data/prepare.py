@@ -101,7 +101,20 @@ class Preparer:
         return Prepared(pixels, ids.astype(np.int64), found.item, rng)
 
     def batch(self, rows: Sequence[Prepared]) -> dict[str, Tensor]:
-        """The fields of `Batch`: pictures float32, everything else int64."""
+        """The fields of `Batch`: pictures float32, everything else int64.
+
+        Raises TrainingError for a batch that doesn't fit into memory.
+        """
+        try:
+            return self._batch(rows)
+        except MemoryError as error:
+            size = self._spec.image.width
+            raise TrainingError(
+                f"train.batch: {len(rows)} pictures with model.vision.image_size = {size} don't "
+                f"fit into memory: {error}"
+            ) from error
+
+    def _batch(self, rows: Sequence[Prepared]) -> dict[str, Tensor]:
         spec = self._spec
         # A cropped picture has its size already, and must not be cropped again.
         cropped = spec.augment.crop_least < 1

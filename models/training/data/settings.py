@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from hivlp.models.errors import TrainingError
-from hivlp.models.training.fields import number
+from hivlp.models.fields import number
 
 WORD = re.compile(r"\w+")
 

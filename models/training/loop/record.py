@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from hivlp.models.errors import TrainingError
+from hivlp.models.fields import every_field
 from hivlp.models.training.data.sources import DataSource
-from hivlp.models.training.fields import every_field
 from hivlp.models.training.recipe import Recipe, as_toml, recipe_of
 
 RECIPE, DATA, TOKENIZER, LISTING = (

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from hivlp.models.errors import TrainingError
-from hivlp.models.training.fields import MOST, number
+from hivlp.models.fields import MOST, number
 
 PrecisionChoice = Literal["auto", "fp32", "bf16"]
 Only = Literal["everything", "early"]
@@ -21,12 +21,13 @@ class TrainSettings:
     `steps` steps (0: no such limit), or `max_seconds`, whichever is first; its learning rate ends
     at `last_learning_rate` in each case. `clip` is the largest length of the gradient, 0: any.
     `precision` auto is bf16 on a GPU that has it, else fp32. `from_` is a run's folder or a
-    checkpoint to start from; `only` early trains its early heads alone, on layers that stay as they
-    are. `seed` decides everything that is drawn.
+    checkpoint to start from, which a recipe with `needs_from` can't do without; `only` early trains
+    its early heads alone, on layers that stay as they are. `seed` decides everything that is drawn.
     """
 
     seed: int = number(0, 0, 2**63 - 1)
     from_: str = ""
+    needs_from: bool = False
     only: Only = "everything"
     epochs: float = number(10, 0.001, 10**6, "passes")
     steps: int = number(0, 0, unit="steps")

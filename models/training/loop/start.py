@@ -10,7 +10,7 @@ import math
 import shutil
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -33,12 +33,12 @@ from hivlp.models.training.data.prepare import Loaded, Preparation
 from hivlp.models.training.data.sources import DataSource, UsablePicture
 from hivlp.models.training.data.streamed import StreamedBatches
 from hivlp.models.training.data.wordpiece import learn_wordpiece
-from hivlp.models.training.hivlp_losses import LossSettings
 from hivlp.models.training.loop.initial import initial_tokenizer, load_initial
 from hivlp.models.training.loop.record import LISTING, TOKENIZER, RunRecord, write_record
 from hivlp.models.training.loop.settings import TrainSettings
-from hivlp.models.training.recipe import Recipe
+from hivlp.models.training.recipe import Recipe, losses_of
 
+LEAST_BATCH = 2
 WAITING = timedelta(hours=6)
 """The others wait so long for the first process to list the corpora."""
 
@@ -100,6 +100,7 @@ def wants_bf16(settings: TrainSettings) -> bool:
 
 def start_run(recipe: Recipe, source: DataSource, folder: Path, accelerator: Any) -> Run:
     """Write or check the folder, list the pictures, make the tokenizer. Raises HivlpError."""
+    check_teachable(recipe, int(accelerator.num_processes))
     if accelerator.is_main_process:
         write_record(folder, RunRecord(recipe, source))
         _prepare_folder(recipe, source, folder)
@@ -107,6 +108,26 @@ def start_run(recipe: Recipe, source: DataSource, folder: Path, accelerator: Any
     counted = recipe.data.stream_items
     pictures = counted if recipe.data.stream else len(Listing(folder / LISTING))
     return Run(recipe, source, folder, accelerator, pictures)
+
+
+def check_teachable(recipe: Recipe, processes: int) -> None:
+    """Raises TrainingError for a recipe that nothing can be learned by."""
+    train = recipe.train
+    if train.needs_from and not train.from_:
+        raise TrainingError(
+            "train.from: this recipe goes on from a trained run: --set train.from=RUN "
+            "(or, to begin from nothing all the same, train.needs_from=false)"
+        )
+    if train.batch * processes < LEAST_BATCH:
+        raise TrainingError(
+            f"train.batch: {train.batch} on {processes} process leaves nothing to tell a picture "
+            f"from; {LEAST_BATCH} at least"
+        )
+    if train.batch < LEAST_BATCH and recipe.model.cross and losses_of(recipe).matching:
+        raise TrainingError(
+            f"train.batch: {train.batch}, but matching takes its negatives from a process's own "
+            f"pairs; {LEAST_BATCH} at least, or losses.matching=0"
+        )
 
 
 def _prepare_folder(recipe: Recipe, source: DataSource, folder: Path) -> None:
@@ -151,7 +172,12 @@ def make_model(run: Run, *, begun: bool) -> Hivlp:
     Of a run that was `begun` before, whose weights are to be loaded, the start isn't read again.
     """
     torch.manual_seed(run.recipe.train.seed)
-    model = make_hivlp(run.recipe.model, run.folder / TOKENIZER)
+    try:
+        model = make_hivlp(run.recipe.model, run.folder / TOKENIZER)
+    except (MemoryError, RuntimeError) as error:  # torch's allocators raise the latter
+        if isinstance(error, RuntimeError) and "alloc" not in str(error):
+            raise
+        raise TrainingError(f"model: its weights don't fit into memory: {error}") from error
     if run.recipe.train.from_ and not begun:
         anew = run.recipe.train.only == "early"
         load_initial(Path(run.recipe.train.from_), model, early_anew=anew)
@@ -173,16 +199,6 @@ def freeze_all_but_early(model: Hivlp) -> None:
     model.eval().requires_grad_(False)
     for head in early:
         head.train().requires_grad_(True)
-
-
-def losses_of(recipe: Recipe) -> LossSettings:
-    """Weights of the losses; those that tell early heads nothing are left out where they alone
-    are trained.
-    """
-    if recipe.train.only == "everything":
-        return recipe.losses
-    retrieval = 0.0 if recipe.form == "nested" else recipe.losses.retrieval
-    return replace(recipe.losses, retrieval=retrieval, mlm=0.0, matching=0.0)
 
 
 def make_loader(run: Run, model: Hivlp, first_step: int) -> BatchLoader:

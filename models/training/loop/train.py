@@ -34,11 +34,11 @@ from hivlp.models.training.loop.optimiser import make_optimiser
 from hivlp.models.training.loop.schedule import Clock, Plan, Planner, learning_rate, set_rate
 from hivlp.models.training.loop.start import (
     Run,
-    losses_of,
     make_loader,
     make_model,
     weights_of,
 )
+from hivlp.models.training.recipe import losses_of
 
 TOTAL = "total"
 

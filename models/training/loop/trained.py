@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hivlp.models.errors import CheckpointError
+from hivlp.models.network.cross_modal import CrossModalEncoder
 from hivlp.models.network.hivlp import Hivlp, make_hivlp
 from hivlp.models.runtime.progress import say
 from hivlp.models.training.loop.checkpoints import Checkpoints, RunState, load_model
 from hivlp.models.training.loop.curves import read_curves
 from hivlp.models.training.loop.record import TOKENIZER, RunRecord, read_record
+from hivlp.models.training.recipe import losses_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +24,15 @@ class Trained:
     record: RunRecord
     state: RunState
     measured: Mapping[str, float]
+
+    @property
+    def reranker(self) -> CrossModalEncoder | None:
+        """The cross-modal encoder, where it was trained here or came with the start."""
+        recipe = self.record.recipe
+        taught = losses_of(recipe).matching > 0 or bool(recipe.train.from_)
+        if self.model.cross is not None and not taught:
+            say("losses.matching is 0: the cross-modal encoder was never trained and is left out")
+        return self.model.cross if taught else None
 
 
 def load_run(folder: Path) -> Trained:

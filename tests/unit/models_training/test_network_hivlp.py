@@ -218,8 +218,8 @@ def test_a_tokenizer_that_a_text_tower_cannot_be_built_on_is_refused(tmp_path: P
     bare = save_tokenizer(tmp_path / "bare.json", template="$A [SEP]")
     with pytest.raises(TowerError, match="no special token at position 0"):
         TokenizerFile.read(bare, "[PAD]")
-    with pytest.raises(TrainingError, match="max_tokens: 1 is less than 2"):
-        TextShape(max_tokens=1)
+    with pytest.raises(TrainingError, match="max_tokens: 2 is less than 3"):
+        TextShape(max_tokens=2)
 
 
 def test_an_mlm_head_needs_a_text_tower_with_words(tmp_path: Path) -> None:

@@ -20,9 +20,9 @@ from hivlp.models.training.data.listed import ListedBatches, Share
 from hivlp.models.training.data.listing import Listing, make_listing
 from hivlp.models.training.data.loader import BatchLoader
 from hivlp.models.training.data.order import EpochOrder, batch_positions
-from hivlp.models.training.data.prepare import Preparation, read_vocabulary
+from hivlp.models.training.data.prepare import Preparation, Preparer, read_vocabulary
 from hivlp.models.training.data.settings import AugmentSettings, MaskSettings, TokenizerSettings
-from hivlp.models.training.data.sources import DataSource
+from hivlp.models.training.data.sources import DataSource, UsablePicture
 from hivlp.models.training.data.wordpiece import learn_wordpiece
 from tests.unit.models_training import pictured
 
@@ -298,6 +298,16 @@ def test_a_batch_holds_what_the_losses_read(tmp_path: Path) -> None:
         assert (tensors[name].shape, tensors[name].dtype) == ((5, width), torch.int64)
     assert tensors["item"].shape == (5,)
     assert (tensors["mlm_labels"] != -100).any(1).all()
+
+
+def test_a_batch_that_does_not_fit_into_memory_is_told_of_by_its_fields(tmp_path: Path) -> None:
+    spec = replace(preparation(tmp_path), augment=AugmentSettings(crop_least=1))
+    made = Preparer(spec)
+    row = made.prepare(UsablePicture("a", 0, "a.png", ("a",), 0), ROWS[0][1], 0)
+    # 2**46 bytes, of which no machine has as many addresses to give
+    vast = Preparer(replace(spec, image=IMAGE.model_copy(update={"height": 2**22, "width": 2**21})))
+    with pytest.raises(TrainingError, match=r"train\.batch: 1 pictures with model\.vision"):
+        vast.batch([row])
 
 
 def test_every_caption_of_a_picture_is_drawn(tmp_path: Path) -> None:

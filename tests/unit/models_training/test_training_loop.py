@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from itertools import count
 from pathlib import Path
 
@@ -17,7 +20,9 @@ from hivlp.models.training.loop import train as loop
 from hivlp.models.training.loop.checkpoints import Checkpoints
 from hivlp.models.training.loop.curves import read_curves
 from hivlp.models.training.loop.schedule import Clock
+from hivlp.models.training.loop.start import check_teachable
 from hivlp.models.training.loop.trained import load_run
+from hivlp.models.training.recipe import read_recipe
 from tests.unit.models_training import pictured
 from tests.unit.models_training.runs import SHORT, arguments, run, weights
 
@@ -78,6 +83,60 @@ def test_a_temperature_learns_from_its_limit_on_and_stays_within(
     assert load_run(begun).model.temperature.factor.item() < 100.01
     still = load_run(run(corpus, tmp_path / "off", *with_rates, "model.learn_temperature=false"))
     assert still.model.temperature.factor.item() == pytest.approx(100)
+
+
+def test_a_run_that_could_learn_nothing_is_refused_before_it_begins(
+    corpus: Path, tmp_path: Path
+) -> None:
+    def refused(told: str, *changes: str, recipe: str = "hivlp-tiny") -> None:
+        given = arguments(corpus, tmp_path / "run", changes)
+        with pytest.raises(TrainingError, match=told):
+            train_command([recipe, *given[1:]])
+        assert not (tmp_path / "run").exists()
+
+    alone = ("train.batch=1", "losses.matching=0")
+    refused(r"train\.batch: 1 on 1 process leaves nothing to tell", *alone)
+    refused(r"train\.from: this recipe goes on from a trained run", recipe="hivlp-finetune")
+    tiny = read_recipe("hivlp-tiny", ["train.batch=1"])
+    with pytest.raises(TrainingError, match=r"train\.batch: 1, but matching takes its negatives"):
+        check_teachable(tiny, 2)
+    check_teachable(read_recipe("hivlp-tiny", alone), 2)
+    check_teachable(read_recipe("hivlp-tiny", ["train.batch=1", "model.cross=none"]), 2)
+
+
+def test_a_cross_modal_encoder_that_never_learned_is_no_reranker(
+    corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = run(corpus, tmp_path / "first", *SHORT)
+    assert load_run(first).reranker is not None
+    untaught = run(corpus, tmp_path / "untaught", *SHORT, "losses.matching=0")
+    assert load_run(untaught).reranker is None
+    assert "was never trained and is left out" in capsys.readouterr().err
+    begun = (*SHORT, "losses.matching=0", f"train.from={first}")
+    assert load_run(run(corpus, tmp_path / "begun", *begun)).reranker is not None
+
+
+def test_a_model_that_does_not_fit_into_memory_is_an_error_by_name(
+    corpus: Path, tmp_path: Path
+) -> None:
+    # positions of 2 GiB, in a process that may have 1 GiB more than it has
+    large = ("image_size=4096", "patch=1", "width=32")
+    given = arguments(corpus, tmp_path / "run", [f"model.vision.{each}" for each in large])
+    code = (
+        "import resource, sys, accelerate, torch; from hivlp.service.main import main; "
+        "most = int(open('/proc/self/statm').read().split()[0]) * 4096 + 2**30; "
+        "resource.setrlimit(resource.RLIMIT_AS, (most, most)); sys.exit(main(sys.argv[1:]))"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", code, "train", *given],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 1
+    assert "model: its weights don't fit into memory" in ended.stderr
+    assert "Traceback" not in ended.stderr
 
 
 def test_a_run_keeps_its_number_of_processes(corpus: Path, tmp_path: Path) -> None:

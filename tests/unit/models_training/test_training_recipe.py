@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
 import tomllib
 from pathlib import Path
 
 import pytest
 
 from hivlp.models.errors import TrainingError
-from hivlp.models.training.fields import every_field
+from hivlp.models.fields import PLAIN, every_field
 from hivlp.models.training.recipe import Recipe, as_toml, packaged, read_recipe, recipe_of
 
 DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "training.md"
@@ -41,7 +42,16 @@ def recipe(folder: Path, text: str, name: str = "mine.toml") -> str:
         ("train = 3", "train: 3 is no table of fields"),
         ("[model]\ngallery = 'nested'", "model.gallery: is set by `form`"),
         ("[model.vision]\npatch = 15", "model.vision.image_size: 224 is not a multiple of patch"),
-        ("[model.text]\ndepth = 0", "model.text.depth: 0 is less than 1"),
+        ("[model.text]\ndepth = 0", "model.text.depth: 0 is not a whole number within 1..256"),
+        ("[model.text]\nmax_tokens = 2", "model.text.max_tokens: 2 is not a whole number within 3"),
+        ("[model.vision]\nwidth = 1_000_000_000", "model.vision.width: 1000000000 is not a whole"),
+        ("[model.vision]\nimage_size = 100_000", "model.vision.image_size: 100000 is not a whole"),
+        ("[model]\ntemperature = nan", "model.temperature: nan is not a number within 0.01..100"),
+        ("[model]\ndims = ['a']", "model.dims[0]: 'a' is not a whole number within 1..16384"),
+        (
+            "[losses]\nmatching = 1e9",
+            "losses.matching: 1000000000.0 is not a number within 0..1e+06",
+        ),
         ("form = 'nestd'", "form: 'nestd' is none of nested, per_exit"),
         ("[losses]\nmlm = -1", "losses.mlm: -1"),
         ("[model]\nnormalise = false", "model.normalise: a nested gallery's levels"),
@@ -116,6 +126,7 @@ def test_the_packaged_recipes_are_what_their_names_say() -> None:
     assert [s.exit_layer for s in whole.model.levels("vision")] == [4, 8, 12]
     assert (second.train.learning_rate, second.train.last_learning_rate) == (1e-5, 1e-6)
     assert second.model == whole.model
+    assert (whole.train.needs_from, second.train.needs_from) == (False, True)
     assert read_recipe("hivlp-small").train.max_seconds <= 3600
 
 
@@ -132,7 +143,26 @@ def test_the_document_tells_every_field_with_its_limits() -> None:
         for line in text.splitlines()
         if line.startswith("| `")
     }
-    for name, _, limit in every_field(Recipe()):
+    for name, value, limit in every_field(Recipe()):
         assert name == "model.gallery" or name in rows, f"docs/training.md lacks {name}"
         if limit.unit:
             assert limit.unit in rows[name], f"docs/training.md: {name} lacks {limit.unit!r}"
+        if is_numeric(name, value):
+            assert limit is not PLAIN, f"{name} has no limits of its own"
+            told = LIMITS.match(rows[name].split("|")[3].strip())
+            assert told, f"docs/training.md: {name} lacks its limits"
+            assert tuple(map(as_number, told.groups())) == (limit.least, limit.most), name
+
+
+LIMITS = re.compile(r"([^\s,]+)\.\.([^\s,]+)")
+
+
+def is_numeric(name: str, value: object) -> bool:
+    if isinstance(value, tuple):
+        return name != "augment.flip_unless"
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def as_number(text: str) -> float:
+    """As the document writes it: 1e6, inf, 2^63-1."""
+    return 2**63 - 1 if text == "2^63-1" else float(text)

@@ -45,7 +45,7 @@ class Limit:
 PLAIN = Limit(-MOST, MOST)
 
 
-def number(default: float, least: float, most: float = MOST, unit: str = "") -> Any:
+def number(default: Any, least: float, most: float = MOST, unit: str = "") -> Any:
     """A dataclass field for a number, or for several with the same limits."""
     return field(default=default, metadata={_LIMIT: Limit(least, most, unit)})
 
