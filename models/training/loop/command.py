@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from contextlib import nullcontext
 
 import torch
 
@@ -11,7 +12,9 @@ from hivlp.models.corpus import PictureOptions
 from hivlp.models.runtime.progress import say
 from hivlp.models.training.data.choice import Choice
 from hivlp.models.training.data.sources import DataSource
-from hivlp.models.training.loop.start import make_accelerator, start_run
+from hivlp.models.training.loop.holding import held
+from hivlp.models.training.loop.record import check_place
+from hivlp.models.training.loop.start import check_teachable, make_accelerator, start_run
 from hivlp.models.training.loop.train import train
 from hivlp.models.training.recipe import read_recipe
 
@@ -26,8 +29,11 @@ def run_train(given: argparse.Namespace) -> int:
         torch.set_num_threads(given.threads)
     accelerator = make_accelerator(recipe)
     try:
-        run = start_run(recipe, source, given.out, accelerator)
-        state = train(run)
+        check_teachable(recipe, int(accelerator.num_processes))
+        check_place(given.out)
+        with held(given.out) if accelerator.is_main_process else nullcontext():
+            run = start_run(recipe, source, given.out, accelerator)
+            state = train(run)
         if run.first:
             say(f"trained {state.step} steps in {state.seconds:.0f} s")
             say(f"next: hivlp export {given.out} --out ARTIFACT")

@@ -18,6 +18,7 @@ from typing import Any
 from hivlp.models.errors import TrainingError
 from hivlp.models.fields import every_field
 from hivlp.models.training.data.sources import DataSource
+from hivlp.models.training.loop.holding import LOCK
 from hivlp.models.training.recipe import Recipe, as_toml, recipe_of
 
 RECIPE, DATA, TOKENIZER, LISTING = (
@@ -69,11 +70,18 @@ def write_record(folder: Path, record: RunRecord) -> None:
     """
     if is_run(folder):
         check_same(read_record(folder), record, folder)
-    elif folder.is_dir() and any(folder.iterdir()) and not (folder / RECIPE).is_file():
-        raise TrainingError(f"{folder}: is a folder of something else; choose another place")
+    else:
+        check_place(folder)
     folder.mkdir(parents=True, exist_ok=True)
     _replace(folder / RECIPE, as_toml(record.recipe))
     _replace(folder / DATA, json.dumps(record.source.as_dict(), indent=2) + "\n")
+
+
+def check_place(folder: Path) -> None:
+    """Raises TrainingError for a folder of something else. A lock alone is nothing else's."""
+    there = folder.is_dir() and any(path.name != LOCK for path in folder.iterdir())
+    if there and not (folder / RECIPE).is_file():
+        raise TrainingError(f"{folder}: is a folder of something else; choose another place")
 
 
 def check_same(before: RunRecord, now: RunRecord, folder: Path) -> None:

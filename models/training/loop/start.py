@@ -21,15 +21,16 @@ from torch.utils.data import Dataset, IterableDataset
 
 from hivlp.models.artifact import ImagePreparation, TextPreparation
 from hivlp.models.corpus import Unusable
-from hivlp.models.errors import MissingExtra, TrainingError
+from hivlp.models.errors import HivlpError, MissingExtra, TrainingError
 from hivlp.models.network.hivlp import Hivlp, make_hivlp
+from hivlp.models.network.text_tower import TokenizerFile
 from hivlp.models.runtime.progress import say
 from hivlp.models.training.data.failures import SHOWN, FailureLog, told
 from hivlp.models.training.data.listed import ListedBatches, Share
 from hivlp.models.training.data.listing import Listing, make_listing
 from hivlp.models.training.data.loader import BatchLoader
 from hivlp.models.training.data.parts import PartCounts
-from hivlp.models.training.data.prepare import Loaded, Preparation
+from hivlp.models.training.data.prepare import Loaded, Preparation, read_vocabulary
 from hivlp.models.training.data.sources import DataSource, UsablePicture
 from hivlp.models.training.data.streamed import StreamedBatches
 from hivlp.models.training.data.wordpiece import learn_wordpiece
@@ -100,10 +101,11 @@ def wants_bf16(settings: TrainSettings) -> bool:
 
 def start_run(recipe: Recipe, source: DataSource, folder: Path, accelerator: Any) -> Run:
     """Write or check the folder, list the pictures, make the tokenizer. Raises HivlpError."""
-    check_teachable(recipe, int(accelerator.num_processes))
     if accelerator.is_main_process:
+        # before anything is written, so that a mended command isn't refused as another run's
+        given = None if (folder / TOKENIZER).is_file() else given_tokenizer(recipe)
         write_record(folder, RunRecord(recipe, source))
-        _prepare_folder(recipe, source, folder)
+        _prepare_folder(recipe, source, folder, given)
     accelerator.wait_for_everyone()
     counted = recipe.data.stream_items
     pictures = counted if recipe.data.stream else len(Listing(folder / LISTING))
@@ -130,7 +132,10 @@ def check_teachable(recipe: Recipe, processes: int) -> None:
         )
 
 
-def _prepare_folder(recipe: Recipe, source: DataSource, folder: Path) -> None:
+def _prepare_folder(
+    recipe: Recipe, source: DataSource, folder: Path, tokenizer: Path | None
+) -> None:
+    target = folder / TOKENIZER
     listing, failures = None, FailureLog(folder)
     if not recipe.data.stream:
         path, most = folder / LISTING, recipe.data.max_failures
@@ -139,16 +144,41 @@ def _prepare_folder(recipe: Recipe, source: DataSource, folder: Path) -> None:
         raise TrainingError(
             "data.stream_items: how many pictures are a pass? A stream isn't counted beforehand"
         )
-    target = folder / TOKENIZER
     if target.is_file():
         return
-    if given := recipe.tokenizer.file or initial_tokenizer(recipe.train.from_):
-        if not Path(given).is_file():
-            raise TrainingError(f"tokenizer.file: no such file {str(given)!r}")
-        shutil.copyfile(given, target)
+    if tokenizer is not None:
+        part = target.with_suffix(".part")
+        shutil.copyfile(tokenizer, part)
+        part.replace(target)
         return
     found = listing.captions() if listing is not None else _streamed_captions(source, failures)
     learn_wordpiece(found, recipe.tokenizer, target)
+
+
+def given_tokenizer(recipe: Recipe) -> Path | None:
+    """The tokenizer that a run doesn't learn itself, checked; None where it does.
+
+    Raises TrainingError for a start without its own, and for a file that the model can't use.
+    """
+    start = recipe.train.from_
+    given = recipe.tokenizer.file or initial_tokenizer(start)
+    if not given:
+        if start:
+            raise TrainingError(
+                f"train.from: no {TOKENIZER} lies beside {start}; weights mean nothing with "
+                "another vocabulary than theirs: name it by tokenizer.file"
+            )
+        return None
+    path = Path(given)
+    if not path.is_file():
+        raise TrainingError(f"tokenizer.file: no such file {given!r}")
+    try:
+        TokenizerFile.read(path, recipe.model.text.pad_token)
+        if recipe.model.mlm and losses_of(recipe).mlm:
+            read_vocabulary(path)
+    except HivlpError as error:
+        raise TrainingError(f"tokenizer.file: {error}") from error
+    return path
 
 
 def _streamed_captions(source: DataSource, failures: FailureLog) -> Iterator[str]:

@@ -19,11 +19,13 @@ from hivlp.models.errors import HivlpError, TrainingError
 from hivlp.models.training.loop import train as loop
 from hivlp.models.training.loop.checkpoints import Checkpoints
 from hivlp.models.training.loop.curves import read_curves
+from hivlp.models.training.loop.holding import held
 from hivlp.models.training.loop.schedule import Clock
 from hivlp.models.training.loop.start import check_teachable
 from hivlp.models.training.loop.trained import load_run
 from hivlp.models.training.recipe import read_recipe
 from tests.unit.models_training import pictured
+from tests.unit.models_training.checkpoints import make_bert
 from tests.unit.models_training.runs import SHORT, arguments, run, weights
 
 
@@ -66,6 +68,7 @@ def test_a_run_goes_on_only_as_the_run_it_was(corpus: Path, tmp_path: Path) -> N
     (tmp_path / "other" / "file").touch()
     with pytest.raises(TrainingError, match="is a folder of something else"):
         run(corpus, tmp_path / "other", *SHORT)
+    assert [path.name for path in (tmp_path / "other").iterdir()] == ["file"]
 
 
 def test_a_temperature_learns_from_its_limit_on_and_stays_within(
@@ -139,6 +142,13 @@ def test_a_model_that_does_not_fit_into_memory_is_an_error_by_name(
     assert "Traceback" not in ended.stderr
 
 
+def test_a_second_command_on_the_same_folder_is_refused(corpus: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    with held(out), pytest.raises(TrainingError, match="another hivlp train is at work there"):
+        run(corpus, out, *SHORT)
+    run(corpus, out, *SHORT)  # a folder that holds a lock only is one to begin in
+
+
 def test_a_run_keeps_its_number_of_processes(corpus: Path, tmp_path: Path) -> None:
     out = run(corpus, tmp_path / "run", *SHORT)
     state = Checkpoints(out, 1).all()[-1] / "state.json"
@@ -209,6 +219,30 @@ def test_a_run_may_start_from_another_and_leave_parts_of_it_out(
         run(corpus, tmp_path / "third", *SHORT, f"train.from={first}", "model.head_hidden=32")
     with pytest.raises(TrainingError, match="no run's folder, no checkpoint"):
         run(corpus, tmp_path / "fourth", *SHORT, f"train.from={tmp_path}")
+
+
+def test_a_start_without_its_tokenizer_is_refused(corpus: Path, tmp_path: Path) -> None:
+    first = run(corpus, tmp_path / "first", *SHORT)
+    alone = tmp_path / "alone" / "model.safetensors"
+    alone.parent.mkdir()
+    shutil.copyfile(Checkpoints(first, 1).all()[-1] / "model.safetensors", alone)
+    begun = (*SHORT, f"train.from={alone}")
+    with pytest.raises(TrainingError, match=r"train\.from: no tokenizer.json lies beside"):
+        run(corpus, tmp_path / "a", *begun)
+    run(corpus, tmp_path / "b", *begun, f"tokenizer.file={first / 'tokenizer.json'}")
+    shutil.copyfile(first / "tokenizer.json", alone.parent / "tokenizer.json")
+    run(corpus, tmp_path / "c", *begun)
+
+
+def test_a_tokenizer_is_checked_before_it_belongs_to_a_run(corpus: Path, tmp_path: Path) -> None:
+    (tmp_path / "broken.json").write_text("{}")
+    unmasked = make_bert(tmp_path / "bert") / "tokenizer.json"
+    for given, told in ((tmp_path / "broken.json", "not a tokenizer"), (unmasked, "no token")):
+        out = tmp_path / f"run-{told.split()[0]}"
+        with pytest.raises(TrainingError, match=rf"tokenizer\.file: .*{told}"):
+            run(corpus, out, *SHORT, f"tokenizer.file={given}")
+        assert not (out / "tokenizer.json").exists()
+        assert train_command(arguments(corpus, out, SHORT)) == 0  # it holds no other run
 
 
 @pytest.mark.parametrize("form", ["nested", "per_exit"])
