@@ -32,7 +32,7 @@ def preprocess(images: Sequence[RgbImage], spec: ImagePreparation) -> FloatArray
     pixels = np.empty((len(images), 3, spec.height, spec.width), dtype=np.float32)
     for row, image in enumerate(images):
         _check_pixels(image, row)
-        fitted = np.asarray(_fit(Image.fromarray(image), spec), dtype=np.float32)
+        fitted = np.asarray(fit(Image.fromarray(image), spec), dtype=np.float32)
         pixels[row] = fitted.transpose(2, 0, 1)
     mean = np.asarray(spec.mean, dtype=np.float32).reshape(1, 3, 1, 1)
     std = np.asarray(spec.std, dtype=np.float32).reshape(1, 3, 1, 1)
@@ -52,7 +52,8 @@ def _check_pixels(image: RgbImage, row: int) -> None:
         )
 
 
-def _fit(image: Image.Image, spec: ImagePreparation) -> Image.Image:
+def fit(image: Image.Image, spec: ImagePreparation) -> Image.Image:
+    """A picture brought to the tower's size: stretched, or its middle, or with a background."""
     resample = _RESAMPLING[spec.interpolation]
     if spec.fit == "stretch":
         return _middle(image, spec, _before_cut(spec), resample)

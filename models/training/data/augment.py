@@ -1,6 +1,7 @@
 """Random changes of a picture while training: crop, flip, colours. PIL only.
 
-The crop is cut and brought to the tower's size in one step. A picture is never mirrored where its
+Notable: a crop is taken from what inference would show the tower, so where that cuts a picture's
+middle out or pads it, a crop is no more stretched than that. A picture is never mirrored where its
 caption speaks of a side. Every change is drawn from the generator that is passed, so a picture's
 changes follow from the seed, the pass and the picture.
 """
@@ -16,10 +17,10 @@ from PIL import Image, ImageEnhance
 
 from hivlp.models.artifact import ImagePreparation
 from hivlp.models.encoder import RgbImage
-from hivlp.models.runtime.preprocess import resampling
+from hivlp.models.runtime.preprocess import fit, resampling
 from hivlp.models.training.data.settings import AugmentSettings
 
-TRIES = 10
+TRIES, MOST_LARGER = 10, 2.0
 Box = tuple[float, float, float, float]
 
 
@@ -36,6 +37,7 @@ def augment(
     """
     picture = Image.fromarray(image)
     if settings.crop_least < 1:
+        picture = _seen(picture, spec, settings)
         box = crop_box(picture.width, picture.height, settings, rng)
         size = (spec.width, spec.height)
         picture = picture.resize(size, resampling(spec), box=box)
@@ -44,10 +46,22 @@ def augment(
     return np.asarray(_recolour(picture, settings, rng))
 
 
+def _seen(picture: Image.Image, spec: ImagePreparation, settings: AugmentSettings) -> Image.Image:
+    """What inference sees of a picture, large enough that the smallest crop isn't blown up much.
+
+    All of a picture that is stretched: cutting and stretching it is one step then.
+    """
+    if spec.fit == "stretch" and spec.crop_ratio == 1:
+        return picture
+    larger = min(1 / math.sqrt(settings.crop_least), MOST_LARGER)
+    sides = {"width": round(spec.width * larger), "height": round(spec.height * larger)}
+    return fit(picture, spec.model_copy(update=sides))
+
+
 def crop_box(width: int, height: int, settings: AugmentSettings, rng: np.random.Generator) -> Box:
     """Left, top, right, bottom of a random part: share of the area and aspect within limits.
 
-    The aspect is drawn evenly in its logarithm around the picture's own, so that what the tower
+    The aspect is drawn evenly in its logarithm around that of the whole, so that what the tower
     sees is stretched by at most `crop_aspect` beyond what inference does. Where the part doesn't
     fit inside the picture after TRIES draws, the whole picture is taken.
     """

@@ -116,9 +116,9 @@ class Preparer:
 
     def _batch(self, rows: Sequence[Prepared]) -> dict[str, Tensor]:
         spec = self._spec
-        # A cropped picture has its size already, and must not be cropped again.
-        cropped = spec.augment.crop_least < 1
-        image = spec.image.model_copy(update={"fit": "stretch"}) if cropped else spec.image
+        # A cropped picture has been fitted and has its size: nothing of it must be cut or padded.
+        cropped, done = spec.augment.crop_least < 1, {"fit": "stretch", "crop_ratio": 1.0}
+        image = spec.image.model_copy(update=done) if cropped else spec.image
         ids, mask = self._padded([row.ids for row in rows])
         arrays: dict[str, npt.NDArray[np.generic]] = {
             "pixel_values": preprocess([row.pixels for row in rows], image),

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 
 from hivlp.models.artifact import ImagePreparation
 from hivlp.models.encoder import RgbImage
+from hivlp.models.runtime.preprocess import fit
 from hivlp.models.training.data.augment import augment, crop_box, speaks_of
 from hivlp.models.training.data.masking import NOT_MASKED, Vocabulary, mask_tokens
 from hivlp.models.training.data.settings import AugmentSettings, MaskSettings
@@ -37,6 +40,26 @@ def test_a_crop_has_the_towers_size_and_follows_from_the_seed() -> None:
     assert first.dtype == np.uint8
     assert np.array_equal(first, augment(PICTURE, "a cat", SPEC, settings, rng(1)))
     assert not np.array_equal(first, augment(PICTURE, "a cat", SPEC, settings, rng(2)))
+
+
+@pytest.mark.parametrize("how", ["stretch", "crop", "pad"])
+def test_a_crop_is_stretched_no_more_than_inference_does_it(how: Literal["crop", "pad"]) -> None:
+    # green values that rise from left to right, and red ones from top to bottom, of a wide picture
+    wide = np.zeros((60, 180, 3), np.uint8)
+    wide[:, :, 1] = np.linspace(0, 255, 180).astype(np.uint8)[None, :]
+    wide[:, :, 0] = np.linspace(0, 255, 60).astype(np.uint8)[:, None]
+    shapes = {
+        name: ImagePreparation(height=32, width=32, fit=name, mean=(0.5,) * 3, std=(0.5,) * 3)
+        for name in ("stretch", "crop", "pad")
+    }
+    nearly_all = replace(NOTHING, crop_least=0.97, crop_aspect=1)
+    seen = augment(wide, "a cat", shapes[how], nearly_all, rng()).astype(int)
+    far = {
+        name: np.abs(seen - np.asarray(fit(Image.fromarray(wide), spec))).mean()
+        for name, spec in shapes.items()
+    }
+    assert far[how] < 6
+    assert min(value for name, value in far.items() if name != how) > 12
 
 
 @given(
