@@ -2,7 +2,8 @@
 `curves.jsonl`, and the same in TensorBoard where that is installed.
 
 One JSON object a line: step, epoch, seconds, progress (0..1), learning_rate, gradient (its length
-before clipping), pictures_per_second, and `losses`, each the mean since the line before.
+before clipping), pictures_per_second, and `losses`, each the mean since the line before. Of several
+processes, losses are the first one's own; gradient and pictures_per_second are of all.
 """
 
 from __future__ import annotations

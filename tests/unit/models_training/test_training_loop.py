@@ -149,6 +149,21 @@ def test_a_second_command_on_the_same_folder_is_refused(corpus: Path, tmp_path: 
     run(corpus, out, *SHORT)  # a folder that holds a lock only is one to begin in
 
 
+def test_batches_accumulated_have_the_gradient_of_one_of_their_size(
+    corpus: Path, tmp_path: Path
+) -> None:
+    # hidden words alone: no pair is another's negative, and every caption hides one of three words
+    alone = [f"losses.{name}=0" for name in ("retrieval", "matching", "early", "distillation")]
+    same = (*SHORT, *alone, "model.text.dropout=0", "train.steps=2")
+    gradients = {}
+    for batch, batches in ((16, 1), (8, 2), (4, 4)):
+        out = tmp_path / str(batch)
+        run(corpus, out, *same, f"train.batch={batch}", f"train.accumulation={batches}")
+        gradients[batch] = [line["gradient"] for line in read_curves(out)]
+    assert gradients[8] == pytest.approx(gradients[16], rel=1e-3)
+    assert gradients[4] == pytest.approx(gradients[16], rel=1e-3)
+
+
 def test_a_run_keeps_its_number_of_processes(corpus: Path, tmp_path: Path) -> None:
     out = run(corpus, tmp_path / "run", *SHORT)
     state = Checkpoints(out, 1).all()[-1] / "state.json"
