@@ -35,7 +35,7 @@ from hivlp.models.training.data.sources import DataSource, UsablePicture
 from hivlp.models.training.data.streamed import StreamedBatches
 from hivlp.models.training.data.wordpiece import learn_wordpiece
 from hivlp.models.training.loop.initial import initial_tokenizer, load_initial
-from hivlp.models.training.loop.record import LISTING, TOKENIZER, RunRecord, write_record
+from hivlp.models.training.loop.record import LISTING, TOKENIZER, RunRecord, is_run, write_record
 from hivlp.models.training.loop.settings import TrainSettings
 from hivlp.models.training.recipe import Recipe, losses_of
 
@@ -104,6 +104,8 @@ def start_run(recipe: Recipe, source: DataSource, folder: Path, accelerator: Any
     if accelerator.is_main_process:
         # before anything is written, so that a mended command isn't refused as another run's
         given = None if (folder / TOKENIZER).is_file() else given_tokenizer(recipe)
+        if not is_run(folder):
+            source.open()
         write_record(folder, RunRecord(recipe, source))
         _prepare_folder(recipe, source, folder, given)
     accelerator.wait_for_everyone()

@@ -304,6 +304,13 @@ def test_a_karpathy_split_is_chosen_by_the_command(tmp_path: Path) -> None:
         train_command([*arguments(moved, out, SHORT), *images, "--split", "val"])
 
 
+def test_a_split_that_the_corpus_lacks_leaves_no_run_behind(corpus: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    with pytest.raises(TrainingError, match=r"--split: .*/pictures would be read whole"):
+        train_command([*arguments(corpus, out, SHORT), "--split", "train"])
+    run(corpus, out, *SHORT)
+
+
 def test_streamed_shards_train_too(tmp_path: Path) -> None:
     shards = pictured.tars(tmp_path / "tars", pictured.rows())
     out = run(shards, tmp_path / "run", *SHORT, "data.stream=true", "data.stream_items=45")
