@@ -33,9 +33,6 @@ class FailureLog:
         self.path = folder / ("failures.jsonl" if process == 0 else f"failures-{process}.jsonl")
         self._places = _read_places(self.path)
 
-    def __len__(self) -> int:
-        return len(self._places)
-
     def begin_anew(self) -> None:
         """Forget what an earlier reading of the corpora has listed."""
         self.path.unlink(missing_ok=True)

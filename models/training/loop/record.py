@@ -30,6 +30,7 @@ RECIPE, DATA, TOKENIZER, LISTING = (
 MAY_CHANGE = frozenset(
     {
         "about",
+        "train.needs_from",
         "train.checkpoint_seconds",
         "train.keep",
         "train.log_steps",

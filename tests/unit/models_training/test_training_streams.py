@@ -21,6 +21,7 @@ from hivlp.models.training.data.streamed import PictureStream, StreamedBatches
 from tests.unit.models_training import pictured
 from tests.unit.models_training.test_training_data import (
     chosen,
+    failures,
     ids_file,
     preparation,
     same,
@@ -160,7 +161,7 @@ def test_a_broken_picture_moves_nothing_that_follows(tmp_path: Path) -> None:
     rest = load(given, tmp_path, range(4, 9))
     assert all(len(each["item"]) == 4 for each in whole)
     assert all(same(a, b) for a, b in zip(whole[4:], rest, strict=True))
-    assert len(FailureLog(tmp_path)) == 1
+    assert len(failures(tmp_path)) == 1
 
 
 def test_a_broken_picture_is_replaced_also_where_the_buffer_is_empty(tmp_path: Path) -> None:
@@ -203,7 +204,7 @@ def test_a_stream_without_a_usable_picture_says_why(tmp_path: Path) -> None:
     )
     with pytest.raises(TrainingError, match=r"no file has a usable picture: .*'colour', asked for"):
         list(loader)
-    assert len(log) == 24
+    assert len(failures(tmp_path)) == 24
 
 
 def test_bad_entries_read_along_are_not_listed_by_a_run_that_goes_on(tmp_path: Path) -> None:
@@ -211,10 +212,10 @@ def test_bad_entries_read_along_are_not_listed_by_a_run_that_goes_on(tmp_path: P
     given = source(pictured.tars(tmp_path / "tars", rows, shards=1))
     (tmp_path / "a").mkdir()
     load(given, tmp_path / "a", range(3))
-    assert len(FailureLog(tmp_path / "a")) == 1  # the first entry of the only file
+    assert len(failures(tmp_path / "a")) == 1  # the first entry of the only file
     (tmp_path / "b").mkdir()
     load(given, tmp_path / "b", range(2, 3))
-    assert not len(FailureLog(tmp_path / "b"))
+    assert not failures(tmp_path / "b")
 
 
 def test_workers_keep_the_order_of_batches_also_when_a_run_goes_on(
