@@ -231,11 +231,10 @@ def test_a_version_found_damaged_after_it_was_superseded_costs_nothing(
     app = create_app(settings(store, scrub_mib_per_s=0))
     with serving(app) as client:
         store.activate("default", second)
-        until(lambda: served(client) == second)
-        before = swaps(client, "done")
+        until(lambda: swaps(client, "done") == 1)  # counted after it is served
         swapper_of(app).fall_back("default", first, ROWS)
         assert served(client) == second
-        assert swaps(client, "done") == before
+        assert swaps(client, "done") == 1
 
 
 def test_changes_on_damaged_levels_are_served_over_the_last_good_ones(
