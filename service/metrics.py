@@ -38,6 +38,7 @@ class Metrics:
         self.registry = CollectorRegistry()
         self._make_request_metrics()
         self._make_search_metrics()
+        self._make_shared_cache_metrics()
         self._make_state_metrics()
 
     def _make_request_metrics(self) -> None:
@@ -102,8 +103,28 @@ class Metrics:
         )
         self.cache_requests = Counter(
             "hivlp_cache_requests_total",
-            "Look-ups in the answer cache: hit, miss, or shared with one already under way.",
+            "Look-ups in the answer cache: hit, miss, shared with one under way, or what failed.",
             ("tier", "result"),
+            registry=self.registry,
+        )
+
+    def _make_shared_cache_metrics(self) -> None:
+        self.cache_writes = Counter(
+            "hivlp_cache_writes_total",
+            "Answers written to a cache that processes share: done, or why not.",
+            ("tier", "result"),
+            registry=self.registry,
+        )
+        self.cache_breaker_open = Gauge(
+            "hivlp_cache_breaker_open",
+            "1 while a shared cache isn't asked, since asking it failed too often.",
+            ("tier", "direction"),
+            registry=self.registry,
+        )
+        self.cache_breaker_trips = Counter(
+            "hivlp_cache_breaker_trips_total",
+            "So often asking a shared cache failed too often.",
+            ("tier", "direction"),
             registry=self.registry,
         )
 

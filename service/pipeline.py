@@ -1,10 +1,11 @@
 """One search: admission, cache, single flight, then one hop to a worker thread that does it all.
 
-    request ─► permit ─► cache ─► flight ─► worker: open the query ─► plan ─► levels ─► items
+    request ─► permit ─► flight ─► cache ─► worker: open the query ─► plan ─► levels ─► items
 
 A worker encodes and searches by turns, or at once when requests in flight are fewer than cores:
-overlap is a latency tool and costs throughput under load. A search once begun is finished and
-cached even when its client has left, for those who wait for the same answer.
+overlap is a latency tool and costs throughput under load. A flight is shared by all who ask the
+same meanwhile: it looks in the cache once and computes once. Once begun it is finished and cached
+even when the client that began it has left.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from hivlp.index.searcher import Searcher
 from hivlp.models.levels import EarlyOutput
 from hivlp.service.admission import Admission
 from hivlp.service.cache.keys import answer_key
-from hivlp.service.cache.protocol import AnswerCache
+from hivlp.service.cache.memory import TIER
+from hivlp.service.cache.tiers import Tiers
 from hivlp.service.metrics import Metrics
 from hivlp.service.queries import Query, Setting
 from hivlp.service.schemas import SearchOptions
@@ -47,6 +49,14 @@ class Workers:
     cores: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Landed:
+    """What came of a flight; `kept`: it was in the cache."""
+
+    answer: Answer
+    kept: bool
+
+
 class Pipeline:
     """Answers searches. Lives on one event loop."""
 
@@ -56,7 +66,7 @@ class Pipeline:
         catalogue: Catalogue,
         workers: Workers,
         admission: Admission,
-        cache: AnswerCache,
+        cache: Tiers,
         metrics: Metrics,
         limits: Limits,
     ) -> None:
@@ -66,7 +76,7 @@ class Pipeline:
         self._cache = cache
         self._metrics = metrics
         self._limits = limits
-        self._flights: dict[str, asyncio.Task[Answer]] = {}
+        self._flights: dict[str, asyncio.Task[_Landed]] = {}
 
     async def search(self, query: Query, options: SearchOptions, timeline: Timeline) -> Answer:
         """The body of an answer, without its request id. The caller holds a permit."""
@@ -74,24 +84,26 @@ class Pipeline:
             served = held.enter_context(self._catalogue.lease(options.index, options.snapshot))
             searcher, model = served.searcher, served.model
             key = _key(query, options, searcher, model)
-            kept = await self._cache.get(key)
-            if kept is not None:
-                self._count_cache("hit")
-                return _repeated(orjson.loads(kept), timeline)
             flight = self._flights.get(key)
             if flight is not None:
-                self._count_cache("shared")
-                return _repeated(await asyncio.shield(flight), timeline)
-            self._count_cache("miss")
+                self._metrics.cache_requests.labels(TIER, "shared").inc()
+                return _repeated((await asyncio.shield(flight)).answer, timeline)
             limits, pictures = self._limits, served.pictures
             setting = Setting(searcher, model, options.modality, limits, timeline, pictures)
             # The flight owns the lease from here on: it may outlive the request that began it.
-            work = self._compute(key, query, options, setting, held.pop_all())
+            work = self._fly(key, query, options, setting, held.pop_all())
         flight = self._flights[key] = asyncio.create_task(work)
         flight.add_done_callback(lambda done: self._landed(key, done))
-        answer = await asyncio.shield(flight)
+        landed = await asyncio.shield(flight)
+        if landed.kept:
+            return _repeated(landed.answer, timeline)
         stages = timeline.as_stages()
-        return {**answer, "took_ms": timeline.elapsed_ms(), "cached": False, "stages": stages}
+        return {
+            **landed.answer,
+            "took_ms": timeline.elapsed_ms(),
+            "cached": False,
+            "stages": stages,
+        }
 
     async def embed(
         self, query: Query, index: str, timeline: Timeline
@@ -108,21 +120,29 @@ class Pipeline:
             outputs, truncated = await self._in_worker(work, timeline)
         return outputs, truncated, model
 
-    async def _compute(
+    async def _fly(
         self, key: str, query: Query, options: SearchOptions, setting: Setting, lease: ExitStack
-    ) -> Answer:
+    ) -> _Landed:
         with lease:
-            overlap = query.encodes and self._admission.in_flight < self._workers.cores
-            ahead = self._workers.ahead if overlap else None
-            answer = await self._in_worker(
-                lambda: find(query, options, setting, ahead), setting.timeline
-            )
+            kept = await self._cache.get(key, setting.timeline)
+            if kept is not None:
+                self._metrics.observe_spans(setting.timeline.spans)
+                return _Landed(orjson.loads(kept), kept=True)
+            answer = await self._compute(query, options, setting)
+        if not (answer["degraded"] or answer["partial"]):
+            await self._cache.set(key, orjson.dumps(answer, default=str))
+        return _Landed(answer, kept=False)
+
+    async def _compute(self, query: Query, options: SearchOptions, setting: Setting) -> Answer:
+        overlap = query.encodes and self._admission.in_flight < self._workers.cores
+        ahead = self._workers.ahead if overlap else None
+        answer = await self._in_worker(
+            lambda: find(query, options, setting, ahead), setting.timeline
+        )
         self._metrics.observe_spans(setting.timeline.spans)
         self._metrics.exit_level.labels(str(answer["exit_level"])).inc()
         if answer["degraded"]:
             self._metrics.degraded.labels("rerank").inc()
-        if not (answer["degraded"] or answer["partial"]):
-            await self._cache.set(key, orjson.dumps(answer, default=str))
         return answer
 
     async def _in_worker(self, work: Callable[[], T], timeline: Timeline) -> T:
@@ -138,13 +158,10 @@ class Pipeline:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._workers.searches, run)
 
-    def _landed(self, key: str, flight: asyncio.Task[Answer]) -> None:
+    def _landed(self, key: str, flight: asyncio.Task[_Landed]) -> None:
         del self._flights[key]
         if not flight.cancelled():
             flight.exception()  # seen, even when everyone who waited has left
-
-    def _count_cache(self, result: str) -> None:
-        self._metrics.cache_requests.labels(self._cache.tier, result).inc()
 
 
 def _key(query: Query, options: SearchOptions, searcher: Searcher, model: QueryModel) -> str:

@@ -26,6 +26,7 @@ from hivlp.index.build.upserts import MAX_TEXTS
 from hivlp.models.errors import HivlpError
 from hivlp.models.reranker import DEFAULT_RERANKED
 from hivlp.models.runtime.threads import available_threads
+from hivlp.service.cache.settings import CacheSettings
 
 PREFIX = "HIVLP_"
 FILE_VARIABLE = "HIVLP_SETTINGS_FILE"
@@ -80,13 +81,6 @@ class Limits(_Part):
         return self
 
 
-class CacheSettings(_Part):
-    """The in-process answer cache; `max_bytes` 0 turns it off."""
-
-    max_bytes: int = Field(default=64 * MIB, ge=0)
-    ttl_s: float = Field(default=600.0, gt=0)
-
-
 class Threads(_Part):
     """`workers` run searches (None: the cores this process may use); `encoder` is per stage.
 
@@ -120,7 +114,11 @@ class Settings(BaseSettings):
     """All settings of `hivlp serve`. `indexes` empty means every index found under `home`."""
 
     model_config = SettingsConfigDict(
-        env_prefix=PREFIX, env_nested_delimiter="__", extra="forbid", frozen=True
+        env_prefix=PREFIX,
+        env_nested_delimiter="__",
+        extra="forbid",
+        frozen=True,
+        hide_input_in_errors=True,  # it may hold a password
     )
 
     home: Path = Path(".hivlp")

@@ -13,7 +13,7 @@ from datetime import datetime
 from fastapi import Request
 
 from hivlp.service.admission import Admission, Room
-from hivlp.service.cache.memory import MemoryCache
+from hivlp.service.cache.tiers import make_tiers
 from hivlp.service.changes import ItemWriter
 from hivlp.service.errors import NotReady, ReadOnly
 from hivlp.service.metrics import Metrics
@@ -61,7 +61,7 @@ class ServingState:
         self.picture_admission = Admission(capacity)
         self.change_admission = Admission(settings.limits.max_changes)
         self.change_room = Room(settings.limits.max_change_bytes)
-        self.cache = MemoryCache(settings.cache.max_bytes, settings.cache.ttl_s)
+        self.cache = make_tiers(settings.cache, self.metrics)
         self.pictures = Pictures(settings.limits.max_pixels)
         self.scrubbing = Scrubbing(settings.scrub_mib_per_s, self.metrics)
         self.failure: BaseException | None = None
@@ -114,6 +114,8 @@ class ServingState:
             loading=ThreadPoolExecutor(1, "hivlp-load", behind),
             closing=ThreadPoolExecutor(1, "hivlp-close"),
         )
+        for name, run in self.cache.watches().items():
+            self._tasks.start(name, run)
 
     async def load(self) -> None:
         """Load and warm in a thread; ready afterwards. What goes wrong is kept in `failure`."""
@@ -192,6 +194,7 @@ class ServingState:
         own = self.threads
         for pool in (own.loading, own.searches, own.ahead, own.reading):
             await asyncio.to_thread(pool.shutdown, wait=True)
+        await self.cache.close()
         await asyncio.to_thread(self.scrubbing.close)
         for live in self._catalogue.indexes.values() if self._catalogue else ():
             live.close()

@@ -15,7 +15,7 @@ from typing import Any
 
 @dataclass(slots=True)
 class Span:
-    """One stage: `name` is queue, decode, encode, filter, search, rerank, or metadata."""
+    """One stage: `name` is cache, queue, decode, encode, filter, search, rerank, or metadata."""
 
     name: str
     level: int | None
