@@ -4,7 +4,7 @@
 
 The seal finds what is truncated, changed, of another form, or lies under another key than it was
 written for. It is no signature: who may write to the store and knows this form can forge answers.
-zlib at its fastest makes answers several times smaller in tens of microseconds (docs/operations.md).
+zlib at its fastest makes answers several times smaller in some ten microseconds.
 """
 
 from __future__ import annotations
