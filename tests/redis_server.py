@@ -16,6 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 START_TIMEOUT_S = 20
 
@@ -48,7 +50,8 @@ class RedisServer:
                 time.sleep(0.01)
 
     def client(self, password: str | None = None) -> redis.Redis:
-        return redis.Redis(unix_socket_path=str(self.socket), password=password)
+        never = Retry(NoBackoff(), 0)
+        return redis.Redis(unix_socket_path=str(self.socket), password=password, retry=never)
 
     def stop(self) -> None:
         """Let it answer nothing any more, though connections stay (SIGSTOP)."""

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from redis.asyncio import ConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import InvalidResponse, RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from hivlp.service.cache.breaker import Breaker
@@ -64,7 +64,6 @@ class RedisCache:
             protocol=2,
             retry=Retry(NoBackoff(), 0),
             socket_connect_timeout=self._connect_timeout_s,
-            socket_keepalive=True,
         )
         self._password = str(pool.connection_kwargs.get("password") or "")
         self._client: Any = Redis.from_pool(pool)  # its commands aren't typed
@@ -154,7 +153,7 @@ class RedisCache:
         try:
             async with asyncio.timeout(self._timeout_s), self._free:
                 asked = True
-                answer = await self._client.execute_command(*command)
+                answer = _checked(direction, await self._client.execute_command(*command))
         except Exception as error:  # whatever the client raises: it is only a cache
             if not asked:
                 return Outcome("busy")
@@ -187,7 +186,7 @@ class RedisCache:
             async with asyncio.timeout(self._connect_timeout_s):
                 await self._connect(self._settings.redis_connections if reads else 1)
             async with asyncio.timeout(self._timeout_s):
-                await self._send(*command)
+                _checked(direction, await self._send(*command))
         except Exception as error:
             return None if _is_wrong_type(error) else self._said(error)
         return None
@@ -197,9 +196,9 @@ class RedisCache:
         await self._send("PING")
         await asyncio.gather(*(self._send("PING") for _ in range(connections - 1)))
 
-    async def _send(self, *command: bytes | str | int) -> None:
+    async def _send(self, *command: bytes | str | int) -> object:
         async with self._free:
-            await self._client.execute_command(*command)
+            return await self._client.execute_command(*command)
 
     def _breaker(self, direction: str, metrics: Metrics) -> Breaker:
         is_open = metrics.cache_breaker_open.labels(TIER, direction)
@@ -231,6 +230,15 @@ class RedisCache:
             text = text.replace(self._password, "***")
         text = text.encode("unicode_escape").decode("ascii")
         return f"{type(error).__name__}: {text}"[:MAX_SAID_CHARS]
+
+
+def _checked(direction: str, answer: object) -> bytes | None:
+    """What a read found, None for a write. Raises InvalidResponse for what no Redis answers."""
+    if direction == "read" and isinstance(answer, bytes):
+        return answer
+    if direction == "write" and answer is True:
+        return None
+    raise InvalidResponse(f"no answer to what was asked: {type(answer).__name__}")
 
 
 def _is_late(error: Exception) -> bool:
