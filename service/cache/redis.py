@@ -37,6 +37,8 @@ WRITES = ("done", "timeout", "error", "busy", "open", "too_large")
 TRIAL_KEY = "trial"
 # Writes that wait for a connection or an answer; beyond, an answer isn't written.
 MAX_WRITES = 64
+# So many different reasons are logged until a trial succeeds, each once.
+MAX_REASONS = 5
 MAX_SAID_CHARS = 200
 
 Watch = Callable[[], Awaitable[None]]
@@ -167,15 +169,16 @@ class RedisCache:
 
     async def _watch(self, direction: str) -> None:
         """Close the direction's breaker when a trial succeeds; one trial in `breaker_retry_s`."""
-        breaker, said = self._breakers[direction], None
+        breaker, said = self._breakers[direction], set[str]()
         while True:
             await breaker.wait_open()
             reason = await self._trial(direction)
             if reason is None:
                 breaker.close()
-            elif reason != said:
+                said.clear()
+            elif reason not in said and len(said) < MAX_REASONS:
                 log.warning("answer cache: can't %s Redis: %s", direction, reason)
-            said = reason
+                said.add(reason)
             await asyncio.sleep(self._settings.breaker_retry_s)
 
     async def _trial(self, direction: str) -> str | None:
@@ -194,7 +197,11 @@ class RedisCache:
     async def _connect(self, connections: int) -> None:
         """Have so many connections, or raise: one first, then the others at once."""
         await self._send("PING")
-        await asyncio.gather(*(self._send("PING") for _ in range(connections - 1)))
+        more = (self._send("PING") for _ in range(connections - 1))
+        # All are waited for: one that was left behind would keep its place in the pool.
+        for result in await asyncio.gather(*more, return_exceptions=True):
+            if isinstance(result, BaseException):
+                raise result
 
     async def _send(self, *command: bytes | str | int) -> object:
         async with self._free:

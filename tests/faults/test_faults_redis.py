@@ -13,6 +13,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -22,9 +23,10 @@ from pydantic import SecretStr
 
 from hivlp.service import pipeline
 from hivlp.service.app import create_app
+from hivlp.service.serving import ServedModel
 from hivlp.service.settings import CacheSettings, Settings, Threads
 from tests.redis_server import Link, RedisServer, running
-from tests.unit.service.fakes_service import NAMES, World
+from tests.unit.service.fakes_service import NAMES, World, fake_manifest
 from tests.unit.service.serving_app import serving
 
 pytestmark = pytest.mark.redis
@@ -161,6 +163,32 @@ def test_another_prefix_shares_nothing(server: RedisServer, world: World) -> Non
         await_closed(other)
         keep(one, "red")
         assert not ask(other, "red")["cached"]
+
+
+def other_version(world: World) -> None:
+    world.searcher.info = replace(world.searcher.info, version="20270101T000000-000000")
+
+
+def other_encoder(world: World) -> None:
+    manifest = fake_manifest().model_copy(update={"query_encoder": "c" * 64})
+    model = ServedModel(manifest, {"text": world.text, "image": world.image})
+    world.live.served = replace(world.live.served, model=model)
+
+
+@pytest.mark.parametrize("change", [other_version, other_encoder])
+def test_another_version_or_model_takes_nothing_of_this_one(
+    server: RedisServer, world: World, change: Callable[[World], None]
+) -> None:
+    changed = World()
+    change(changed)
+    with served(world, server.url) as one, served(changed, server.url) as other:
+        await_closed(one)
+        await_closed(other)
+        keep(one, "red")
+        found = ask(other, "red")
+        assert (found["cached"], changed.text.encoded.count(1)) == (False, 1)
+        assert found["snapshot"] == changed.searcher.info.version
+        await_true(lambda: len(keys(server)) == 2)
 
 
 def test_a_burst_of_one_new_query_looks_and_computes_once(server: RedisServer) -> None:
@@ -488,6 +516,17 @@ def test_the_password_is_used_and_shown_nowhere(
     assert "invalid username-password pair" in said
     for secret in (SECRET, "s3cr3t"):
         assert secret not in said
+
+
+def test_a_user_who_may_read_and_write_our_keys_and_nothing_else_is_enough(
+    server: RedisServer, world: World
+) -> None:
+    with server.client() as redis:
+        rule = "hivlp on >word ~hivlp:* -@all +getrange +set +ping"
+        redis.execute_command("ACL", "SETUSER", *rule.split())
+    with served(world, f"unix://hivlp:word@{server.socket}") as client:
+        await_closed(client)
+        keep(client, "red")
 
 
 def test_a_server_that_repeats_the_password_does_not_get_it_into_the_log(
