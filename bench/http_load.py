@@ -55,6 +55,22 @@ def run_load(
     return uvloop.run(_run(ports, make, rate, seconds, seed))
 
 
+def run_beside(
+    ports: Sequence[int], make: Callable[[int], Request], rate: float, seconds: float, seed: int = 0
+) -> list[Load]:
+    """The same requests to each port, each by a Poisson process of its own, all at the same time:
+    what else the machine does meanwhile delays all of them alike.
+    """
+
+    async def all_of_them() -> list[Load]:
+        loads = (
+            _run([port], make, rate, seconds, seed + place) for place, port in enumerate(ports)
+        )
+        return list(await asyncio.gather(*loads))
+
+    return uvloop.run(all_of_them())
+
+
 async def _run(
     ports: Sequence[int], make: Callable[[int], Request], rate: float, seconds: float, seed: int
 ) -> Load:
