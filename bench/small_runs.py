@@ -21,7 +21,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import shutil
 import statistics
 import subprocess
@@ -85,6 +84,9 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--set", nargs="*", default=[], metavar="PART.FIELD=VALUE")
     options = parser.parse_args()
+    if "exits_after" in options.variants and "one_level" not in options.variants:
+        parser.error("--variants: exits_after is fitted on one_level, which must be given too")
+    options.variants.sort(key=VARIANTS.index)
     home = WORK / "small" / options.name
     results = []
     for seed in options.seeds:
@@ -116,7 +118,7 @@ def split_corpus(corpus: Path, home: Path, seed: int) -> Path:
         for name in ("all", "among" if never_seen else "train"):
             picture = part / name / item["file_name"]
             picture.parent.mkdir(parents=True, exist_ok=True)
-            os.link(corpus / item["file_name"], picture)  # a reader refuses what leads elsewhere
+            shutil.copy(corpus / item["file_name"], picture)  # readers refuse links that lead out
             with (part / name / METADATA).open("a", encoding="utf-8") as table:
                 table.write(line)
     part.rename(folder)
@@ -127,11 +129,14 @@ def measured(run: Run, options: argparse.Namespace) -> Record:
     """Train, export, index and evaluate one run; what was kept of it before."""
     kept = run.folder / "measured.json"
     if kept.is_file():
-        return dict(json.loads(kept.read_text(encoding="utf-8")))
+        before = dict(json.loads(kept.read_text(encoding="utf-8")))
+        if before["options"] != told(options):
+            sys.exit(f"{run.folder} was run with {before['options']}; give another --name")
+        return before
     run.folder.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
     trained = make_model(run, options)
-    found: Record = {"variant": run.variant, "seed": run.seed, **trained}
+    found: Record = {"variant": run.variant, "seed": run.seed, "options": told(options), **trained}
     found["sitting_seconds"] = round(time.monotonic() - started)
     if not run.artifact.is_dir():
         hivlp("export", str(trained["model"]), "--out", str(run.artifact))
@@ -153,8 +158,8 @@ def make_model(run: Run, options: argparse.Namespace) -> Record:
                 *("fit-exits", "--towers", str(run.trained), "--pairs", pairs, "--out", str(fit)),
                 *("--group", "concept", "--dims", dims, "--threads", str(options.threads)),
             )
-        told = json.loads((fit / "fit.json").read_text(encoding="utf-8"))
-        return {"model": fit, "measured": told["measured"]}
+        fitted = json.loads((fit / "fit.json").read_text(encoding="utf-8"))
+        return {"model": fit, "measured": fitted["measured"]}
     changes = [*CHANGES[run.variant], f"train.seed={run.seed}", *options.set]
     if options.steps:
         changes += [f"train.steps={options.steps}", "train.epochs=1000000"]
@@ -185,8 +190,8 @@ def evaluated(run: Run, gallery: str, options: argparse.Namespace) -> Record:
             *("--queries", asks, "--directions", "text-image,image-text", *reranked),
             *("--resamples", "0", "--threads", str(options.threads), "--json", str(report)),
         )
-    told = json.loads(report.read_text(encoding="utf-8"))
-    return {"directions": [{name: each[name] for name in SHOWN} for each in told["directions"]]}
+    found = json.loads(report.read_text(encoding="utf-8"))["directions"]
+    return {"directions": [{name: each[name] for name in SHOWN} for each in found]}
 
 
 def hivlp(*arguments: str) -> None:
@@ -195,10 +200,15 @@ def hivlp(*arguments: str) -> None:
     subprocess.run([sys.executable, "-m", "hivlp.service.main", *arguments], check=True)
 
 
+def told(options: argparse.Namespace) -> Record:
+    """What shapes a run besides its variant and seed."""
+    limit = None if math.isinf(options.max_seconds) else options.max_seconds
+    return {"steps": options.steps, "max_seconds": limit, "set": options.set}
+
+
 def save(options: argparse.Namespace, results: Sequence[Record]) -> None:
     """Keep the results beside the others'."""
-    told = {"steps": options.steps, "max_seconds": options.max_seconds, "set": options.set}
-    text = json.dumps({"options": told, "runs": results}, indent=1)
+    text = json.dumps({"options": told(options), "runs": results}, indent=1)
     (RESULTS / f"small_runs_{options.name}.json").write_text(text + "\n", encoding="utf-8")
 
 
