@@ -21,7 +21,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from hivlp.index.errors import NoSuchItem, SnapshotMissing
-from hivlp.models.errors import HivlpError, InputError
+from hivlp.models.errors import DeadlinePassed, HivlpError, InputError
 from hivlp.service.pictures import NoPicture
 
 log = logging.getLogger("hivlp.service")
@@ -83,6 +83,14 @@ class NotReady(ServiceError):
 
     def __init__(self, message: str = "models and indexes are still loading") -> None:
         super().__init__(503, "not_ready", message, headers={"Retry-After": "1"})
+
+
+class WorkerDied(ServiceError):
+    """The thread that had a search, or was to take it, is no more."""
+
+    def __init__(self) -> None:
+        message = "what ran this search failed; it begins anew by itself, so try again"
+        super().__init__(503, "worker_died", message, headers={"Retry-After": "1"})
 
 
 class ReadOnly(ServiceError):
@@ -164,6 +172,8 @@ def problem_of(error: Exception) -> Problem | None:
             return Problem(
                 INPUT_STATUS.get(error.code, 422), error.code, error.message, error.param
             )
+        case DeadlinePassed():
+            return Problem(504, "deadline_passed", str(error), "deadline_ms")
         case NoSuchItem():
             return Problem(404, "no_such_item", str(error), "id")
         case SnapshotMissing():

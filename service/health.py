@@ -2,7 +2,8 @@
 
 `/livez`   is the process alive?        depends on nothing
 `/readyz`  should it get requests?      green once every index and model is loaded and warm, as
-                                        long as what follows versions and publishes items runs
+                                        long as what searches, follows versions and publishes
+                                        items is alive and not stuck
 `/health`  what is going on?            for people
 """
 
@@ -24,6 +25,8 @@ def readiness(state: ServingState) -> dict[str, Any]:
     """Ready with at least one index, and with everything that must run. Raises NotReady."""
     if not state.catalogue.indexes:
         raise NotReady("no index is loaded")
+    if sick := state.pipeline.sick():
+        raise NotReady(sick)
     if state.dead:
         raise NotReady(f"{', '.join(state.dead)}: failed too often; the log says why")
     return {"status": "ready"}

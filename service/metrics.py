@@ -21,12 +21,12 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from hivlp.index.errors import SnapshotError
 from hivlp.index.snapshot.store import SnapshotStore
+from hivlp.service.searching_metrics import SearchingMetrics
 from hivlp.service.timeline import Span, overlap_saved_s
 
 REQUEST_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 STAGE_BUCKETS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1)
 CANDIDATE_BUCKETS = (1, 10, 30, 100, 300, 1_000, 3_000, 10_000, 100_000)
-BATCH_BUCKETS = (1, 2, 4, 8, 16, 32, 64)
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 UNMATCHED = "unmatched"
 
@@ -36,6 +36,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        self.searching = SearchingMetrics(self.registry)
         self._make_request_metrics()
         self._make_search_metrics()
         self._make_shared_cache_metrics()
@@ -60,12 +61,6 @@ class Metrics:
         )
         self.queue_size = Gauge(
             "hivlp_queue_size", "Searches waiting for a worker.", registry=self.registry
-        )
-        self.batch_size = Histogram(
-            "hivlp_batch_size",
-            "Searches in one request to the batch endpoint.",
-            buckets=BATCH_BUCKETS,
-            registry=self.registry,
         )
 
     def _make_search_metrics(self) -> None:
@@ -93,7 +88,8 @@ class Metrics:
             ("reason",),
             registry=self.registry,
         )
-        self.degraded.labels("rerank")  # 0 is a figure too
+        for reason in ("deadline", "rerank"):
+            self.degraded.labels(reason)  # 0 is a figure too
         self.candidates = Histogram(
             "hivlp_candidates",
             "Candidates kept by a level.",

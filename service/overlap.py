@@ -12,33 +12,48 @@ and short searches would be over by then. With `ahead` None the same stages run 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 
 from hivlp.index.candidates import Candidates
 from hivlp.index.cascade import Plan, Stage
 from hivlp.index.masks import Mask
 from hivlp.index.searcher import Searcher
+from hivlp.models.errors import DeadlinePassed
 from hivlp.models.levels import EarlyOutput, FloatArray, Modality, nested_prefix
 from hivlp.service.timeline import Timeline
+
+TOO_LATE = "the deadline came before level 1 was searched"
 
 
 @dataclass(slots=True)
 class Found:
-    """What a plan found: the last stage's candidates, and per level the query and what was kept."""
+    """What a plan found: the last stage's candidates, and per level the query and what was kept.
+
+    `cut`: the deadline came before the plan's last stage.
+    """
 
     candidates: Candidates
     level: int
     queries: dict[int, FloatArray] = field(default_factory=dict)
     kept: dict[int, Candidates] = field(default_factory=dict)
+    cut: bool = False
 
 
 def early_outputs(
-    outputs: Iterator[EarlyOutput], wanted: int, ahead: Executor | None, timeline: Timeline
+    outputs: Iterator[EarlyOutput],
+    wanted: int,
+    ahead: Executor | None,
+    timeline: Timeline,
+    due_s: float | None = None,
 ) -> Generator[EarlyOutput]:
-    """The first `wanted` of `outputs`, each measured; computed in `ahead` where there is one."""
+    """The first `wanted` of `outputs`, each measured; computed in `ahead` where there is one.
+
+    Raises DeadlinePassed once it is `due_s` (`time.perf_counter`), even while a stage runs ahead.
+    """
 
     def compute(level: int) -> EarlyOutput:
         with timeline.measure("encode", level):
@@ -50,16 +65,34 @@ def early_outputs(
     done: SimpleQueue[EarlyOutput | BaseException] = SimpleQueue()
     left = threading.Event()
     try:
-        if ahead is not None and wanted > 1:
+        if ahead is not None and (wanted > 1 or due_s is not None):
             running = ahead.submit(_run_on, compute, wanted, done, left)
         for level in range(1, wanted + 1):
-            output = compute(level) if running is None else done.get()
+            check_time(due_s)
+            output = compute(level) if running is None else _within(due_s, done)
             if isinstance(output, BaseException):
                 raise output
             yield output
     finally:
         left.set()
         _drop(outputs, running)
+
+
+def check_time(due_s: float | None) -> None:
+    """Raises DeadlinePassed from `due_s` on."""
+    if due_s is not None and time.perf_counter() >= due_s:
+        raise DeadlinePassed(TOO_LATE)
+
+
+def _within(
+    due_s: float | None, done: SimpleQueue[EarlyOutput | BaseException]
+) -> EarlyOutput | BaseException:
+    if due_s is None:
+        return done.get()
+    try:
+        return done.get(timeout=max(0.0, due_s - time.perf_counter()))
+    except Empty:
+        raise DeadlinePassed(TOO_LATE) from None
 
 
 def _run_on(
@@ -98,56 +131,98 @@ def levels_wanted(plan: Plan) -> int:
     return max(max(stage.query_level, stage.level) for stage in plan.stages)
 
 
-def run_plan(
-    searcher: Searcher,
-    plan: Plan,
-    searched: Modality,
-    outputs: Iterator[EarlyOutput],
-    timeline: Timeline,
-    mask: Mask | None = None,
-) -> Found:
+def run_plan(run: PlanRun, outputs: Iterator[EarlyOutput]) -> Found:
     """Each stage as soon as the output that it queries with is there, stopping where it may.
 
-    `mask`: the rows that may be found (None: all).
-
-    What the encoder has not begun by then never begins, once the caller closes `outputs`.
+    What the encoder has not begun by then never begins, once the caller closes `outputs`. Raises
+    DeadlinePassed where not even the first stage was done in time.
     """
-    reader = _Reader(searcher, outputs)
-    found: Found | None = None
-    before: Candidates | None = None
-    for stage in plan.stages:
-        query = reader.query(stage)
-        size = len(before) if before is not None else searcher.info.rows.get(searched, 0)
-        with timeline.measure("search", stage.level, size) as span:
-            previous = None if before is None else [before]
-            given = mask if previous is None else None
-            (candidates,) = searcher.step(searched, stage, query, previous, mask=given)
-            span.candidates_out = len(candidates)
-        found = found or Found(candidates, stage.level)
-        found.candidates, found.level = candidates, stage.level
-        found.queries[stage.level] = query
-        found.kept[stage.level] = candidates
-        if plan.stops(stage.level, candidates, before):
-            break
-        before = candidates
-    assert found is not None, "a plan has at least one stage"
-    return found
+    while not run.done:
+        try:
+            run.feed(next(outputs))
+        except DeadlinePassed:
+            run.cut_short()
+    return run.found
 
 
-class _Reader:
-    """Reads outputs as far as a stage needs, and cuts queries from them."""
+class PlanRun:
+    """A plan being run for one query, as far as its early outputs have come.
 
-    def __init__(self, searcher: Searcher, outputs: Iterator[EarlyOutput]) -> None:
+    `mask`: the rows that may be found (None: all). `due_s` is when it must stop with what it has.
+    """
+
+    def __init__(
+        self,
+        searcher: Searcher,
+        plan: Plan,
+        searched: Modality,
+        timeline: Timeline,
+        mask: Mask | None = None,
+        due_s: float | None = None,
+    ) -> None:
+        self.plan = plan
+        self.done = False
+        self._searcher = searcher
+        self._searched = searched
+        self._timeline = timeline
+        self._mask = mask
+        self._due_s = due_s
         self._nested = searcher.info.gallery == "nested"
         self._dims = {spec.level: spec.dim for spec in searcher.info.levels}
-        self._outputs = outputs
         self._seen: dict[int, FloatArray] = {}
+        self._stages = iter(plan.stages)
+        self._next: Stage | None = next(self._stages)
+        self._found: Found | None = None
 
-    def query(self, stage: Stage) -> FloatArray:
+    @property
+    def found(self) -> Found:
+        """What was found, once `done`."""
+        assert self._found is not None, "a plan has at least one stage"
+        return self._found
+
+    def feed(self, output: EarlyOutput) -> None:
+        """Run the stages that this output lets run. Raises DeadlinePassed before one that is late.
+
+        `output.vectors` is (1, dim).
+        """
+        self._seen[output.level] = output.vectors
+        while not self.done and self._next is not None and self._next.query_level in self._seen:
+            check_time(self._due_s)
+            self._run(self._next)
+
+    def cut_short(self) -> None:
+        """Be done with what was found. Raises DeadlinePassed where that is nothing."""
+        if self._found is None:
+            raise DeadlinePassed(TOO_LATE)
+        self._found.cut = True
+        self.done = True
+
+    def _run(self, stage: Stage) -> None:
+        before = None if self._found is None else self._found.candidates
+        query = self._query(stage)
+        size = len(before) if before is not None else self._rows
+        with self._timeline.measure("search", stage.level, size) as span:
+            previous = None if before is None else [before]
+            given = self._mask if previous is None else None
+            (candidates,) = self._searcher.step(self._searched, stage, query, previous, mask=given)
+            span.candidates_out = len(candidates)
+        self._keep(stage.level, query, candidates)
+        self._next = next(self._stages, None)
+        self.done = self._next is None or self.plan.stops(stage.level, candidates, before)
+
+    def _keep(self, level: int, query: FloatArray, candidates: Candidates) -> None:
+        if self._found is None:
+            self._found = Found(candidates, level)
+        self._found.candidates, self._found.level = candidates, level
+        self._found.queries[level] = query
+        self._found.kept[level] = candidates
+
+    @property
+    def _rows(self) -> int:
+        return self._searcher.info.rows.get(self._searched, 0)
+
+    def _query(self, stage: Stage) -> FloatArray:
         """(1, dim of the level): the prefix of the stage's query level, or the level's own."""
-        while stage.query_level not in self._seen:
-            output = next(self._outputs)
-            self._seen[output.level] = output.vectors
         if stage.query_level == stage.level or not self._nested:
             return self._seen[stage.level]
         return nested_prefix(self._seen[stage.query_level], self._dims[stage.level])

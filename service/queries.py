@@ -44,7 +44,10 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What a query is opened in; `pictures` is where those of the items lie."""
+    """What a query is opened in; `pictures` is where those of the items lie.
+
+    `due_s` (`time.perf_counter`; None: never) is when the answer must be there.
+    """
 
     searcher: Searcher
     model: QueryModel
@@ -52,6 +55,7 @@ class Setting:
     limits: Limits
     timeline: Timeline
     pictures: PictureRoots = field(default_factory=PictureRoots)
+    due_s: float | None = None
 
 
 class Query(Protocol):
@@ -72,6 +76,21 @@ class Query(Protocol):
         """Begin. Raises InputError, NoSuchItem."""
 
 
+class EncodedQuery(Query, Protocol):
+    """A query that goes through an encoder, alone or with others of its kind."""
+
+    @property
+    def modality(self) -> Modality:
+        """The tower that it goes through."""
+
+    @property
+    def param(self) -> str:
+        """The field that it came in."""
+
+    def read(self, setting: Setting) -> str | RgbImage:
+        """What the encoder prepares. Raises InputError."""
+
+
 @dataclass(frozen=True, slots=True)
 class TextQuery:
     """A sentence, cleaned. Make it with `text_query`."""
@@ -79,18 +98,20 @@ class TextQuery:
     text: str
     param: str = "query"
     kind: str = "text"
+    modality: Modality = "text"
     encodes: bool = True
 
     def content(self) -> bytes:
         """The cleaned text."""
         return self.text.encode()
 
+    def read(self, setting: Setting) -> str:  # noqa: ARG002
+        """The text itself."""
+        return self.text
+
     def open(self, setting: Setting) -> Opened:
         """Tokenise; the encoder starts when the first output is asked for."""
-        encoder = setting.model.encoder("text", self.param)
-        with setting.timeline.measure("decode"):
-            batch = _prepare(encoder, self.text, self.param)
-        return Opened("text", encoder.encode(batch), batch.truncated[0], content=self.text)
+        return open_encoded(self, setting)
 
 
 def text_query(text: str, limits: Limits, param: str = "query") -> TextQuery:
@@ -103,21 +124,22 @@ class ImageQuery:
     """A picture as it was sent."""
 
     data: bytes
+    param: str = "image"
     kind: str = "image"
+    modality: Modality = "image"
     encodes: bool = True
 
     def content(self) -> bytes:
         """The picture's bytes."""
         return self.data
 
+    def read(self, setting: Setting) -> RgbImage:
+        """Decode. Raises ImageError."""
+        return decode_image(self.data, image_limits(setting.limits))
+
     def open(self, setting: Setting) -> Opened:
         """Decode and scale; the encoder starts when the first output is asked for."""
-        encoder = setting.model.encoder("image", "image")
-        limits = setting.limits
-        with setting.timeline.measure("decode"):
-            picture = decode_image(self.data, image_limits(limits))
-            batch = _prepare(encoder, picture, "image")
-        return Opened("image", encoder.encode(batch), content=picture)
+        return open_encoded(self, setting)
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +217,16 @@ def _prefixes(searcher: Searcher, full: FloatArray) -> Iterator[EarlyOutput]:
     return (EarlyOutput(s.level, nested_prefix(full, s.dim)) for s in searcher.info.levels)
 
 
-def _prepare(encoder: Encoder[Any], item: Any, param: str) -> EncoderBatch:
+def open_encoded(query: EncodedQuery, setting: Setting) -> Opened:
+    """Read and prepare one query; its encoder starts when the first output is asked for."""
+    encoder = setting.model.encoder(query.modality, query.param)
+    with setting.timeline.measure("decode"):
+        content = query.read(setting)
+        batch = prepare(encoder, content, query.param)
+    return Opened(query.modality, encoder.encode(batch), batch.truncated[0], content=content)
+
+
+def prepare(encoder: Encoder[Any], item: Any, param: str) -> EncoderBatch:
     """Prepare one item; what is wrong with it is blamed on the field it came in."""
     try:
         return encoder.prepare([item])

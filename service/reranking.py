@@ -94,7 +94,7 @@ def _sorted(
     means = PairMeans(setting.searcher, reranker, setting.pictures.read)
     with setting.timeline.measure("rerank", None, len(head)) as span:
         try:
-            found = rerank(content, head, means, until=_deadline(options, setting))
+            found = rerank(content, head, means, until=_deadline(setting))
         except (DeadlinePassed, ArtifactError) as error:
             if isinstance(error, ArtifactError):  # a device out of memory, say
                 log.error("re-ranking failed, answered as found: %s", error)
@@ -104,9 +104,7 @@ def _sorted(
     return Ranking((*found.items, *tail), found.matches, not found.complete)
 
 
-def _deadline(options: SearchOptions, setting: Setting) -> float:
+def _deadline(setting: Setting) -> float:
     """When re-ranking must be done, in seconds of `time.perf_counter`."""
     own = time.perf_counter() + setting.limits.max_rerank_ms / 1e3
-    if options.deadline_ms is None:
-        return own
-    return min(own, setting.timeline.origin + options.deadline_ms / 1e3)
+    return own if setting.due_s is None else min(own, setting.due_s)

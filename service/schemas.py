@@ -1,8 +1,7 @@
 """The bodies of the HTTP API. Requests are strict and closed: no coercion, no unknown field.
 
 Bounds that a setting moves (k, offset, ...) are checked by `check_limits`, so that the limits in
-force are those of this server; what later versions bring is in the model and answered
-`not_available`, never ignored. The first thing wrong ends the check of a list or of unknown fields:
+force are those of this server. The first thing wrong ends the check of a list or of unknown fields:
 a body of millions of wrong values must not become millions of errors.
 """
 
@@ -17,12 +16,12 @@ from hivlp.index.filters import parse_filter
 from hivlp.models.errors import InputError
 from hivlp.models.levels import Modality
 from hivlp.models.reranker import DEFAULT_RERANKED
-from hivlp.service.errors import not_available
 from hivlp.service.settings import Limits
 
 MAX_METADATA_NAMES = 64
 MAX_STAGES = 16
 MAX_ID_CHARS = 4_096
+MAX_DEADLINE_MS = 600_000
 
 
 def _no_nul(text: str) -> str:
@@ -105,13 +104,18 @@ class SearchOptions(_Strict):
         description="Allow the cascade to answer with an earlier level where calibration found "
         "that later ones would not answer better.",
     )
-    min_score: float | None = Field(default=None, description="Not available yet.")
+    min_score: float | None = Field(
+        default=None,
+        allow_inf_nan=False,
+        description="Leave out hits with a lower `score`; they still count for `offset`.",
+    )
     deadline_ms: float | None = Field(
         default=None,
         gt=0,
+        le=MAX_DEADLINE_MS,
         allow_inf_nan=False,
-        description="With `rerank`: milliseconds from the arrival of the request by which it must "
-        "be re-ranked, or is answered as it was found. Not available without.",
+        description="Milliseconds from the arrival of the request. The levels searched by then "
+        "are the answer, `degraded`; 504 when not even the first is.",
     )
 
 
@@ -192,8 +196,10 @@ class EmbedImage(_Strict):
 
 
 def check_limits(options: SearchOptions, limits: Limits) -> None:
-    """Raise InputError for what is over this server's limits or not available yet."""
-    _check_available(options)
+    """Raise InputError for what is over this server's limits or contradicts itself."""
+    if "rerank_k" in options.model_fields_set and not options.rerank:
+        message = "rerank_k: it says how many hits are re-ranked, and rerank is false"
+        raise InputError("invalid_value", message, param="rerank_k")
     if options.filter is not None:
         parse_filter(options.filter)
     for param, value, limit in (
@@ -206,19 +212,6 @@ def check_limits(options: SearchOptions, limits: Limits) -> None:
     for place, width in enumerate(options.cascade):
         if width.keep > limits.max_keep:
             raise _over(f"cascade.{place}.keep", width.keep, limits.max_keep)
-
-
-def _check_available(options: SearchOptions) -> None:
-    if options.min_score is not None:
-        raise not_available("min_score", "min_score is not available in this version")
-    if options.rerank:
-        return
-    if options.deadline_ms is not None:
-        message = "deadline_ms is available with rerank only in this version"
-        raise not_available("deadline_ms", message)
-    if "rerank_k" in options.model_fields_set:
-        message = "rerank_k: it says how many hits are re-ranked, and rerank is false"
-        raise InputError("invalid_value", message, param="rerank_k")
 
 
 def _over(param: str, value: int, limit: int) -> InputError:

@@ -92,6 +92,17 @@ class Threads(_Part):
     reranker: int | None = Field(default=None, ge=1)
 
 
+class BatchSettings(_Part):
+    """How searches share workers: at most `max_size` of those that wait are encoded together.
+
+    `overlap`: while fewer are in flight than there are cores, a search is begun before its encoder
+    has finished.
+    """
+
+    max_size: int = Field(default=8, ge=1, le=256)
+    overlap: bool = True
+
+
 class ChangeSettings(_Part):
     """How versions change under a running service.
 
@@ -134,6 +145,7 @@ class Settings(BaseSettings):
     limits: Limits = Limits()
     cache: CacheSettings = CacheSettings()
     threads: Threads = Threads()
+    batches: BatchSettings = BatchSettings()
     changes: ChangeSettings = ChangeSettings()
 
     @classmethod

@@ -35,13 +35,12 @@ LAG_PERIOD_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Threads:
-    """`searches` runs whole requests, `ahead` encoders' next stages, `reading` items' pictures.
+    """`ahead` runs encoders' next stages, `reading` items' pictures.
 
     `loading` opens other versions, `closing` closes those that nobody has leased any more. Each
     index whose items may be changed has one more, in its `ItemWriter`.
     """
 
-    searches: ThreadPoolExecutor
     ahead: ThreadPoolExecutor
     reading: ThreadPoolExecutor
     loading: ThreadPoolExecutor
@@ -108,7 +107,6 @@ class ServingState:
         """Begin; called on the event loop that will serve."""
         workers = self.settings.workers
         self._threads = Threads(
-            searches=ThreadPoolExecutor(workers, "hivlp-search"),
             ahead=ThreadPoolExecutor(workers, "hivlp-ahead"),
             reading=ThreadPoolExecutor(PICTURE_THREADS, "hivlp-picture"),
             loading=ThreadPoolExecutor(1, "hivlp-load", behind),
@@ -120,14 +118,16 @@ class ServingState:
     async def load(self) -> None:
         """Load and warm in a thread; ready afterwards. What goes wrong is kept in `failure`."""
         threads = self.threads
-        loop = asyncio.get_running_loop()
         try:
-            catalogue = await loop.run_in_executor(threads.searches, self._load, self.settings)
+            catalogue = await asyncio.to_thread(self._load, self.settings)
         except Exception as error:
             log.error("loading failed: %s", error)
             self.failure = error
             raise
-        workers = Workers(threads.searches, threads.ahead, self.settings.workers)
+        batches = self.settings.batches
+        workers = Workers(
+            self.settings.workers, self.threads.ahead, batches.max_size, batches.overlap
+        )
         self._pipeline = Pipeline(
             catalogue=catalogue,
             workers=workers,
@@ -192,7 +192,9 @@ class ServingState:
         for writer in self._writers.values():
             await writer.close()
         own = self.threads
-        for pool in (own.loading, own.searches, own.ahead, own.reading):
+        if self._pipeline is not None:
+            await self._pipeline.stop()
+        for pool in (own.loading, own.ahead, own.reading):
             await asyncio.to_thread(pool.shutdown, wait=True)
         await self.cache.close()
         await asyncio.to_thread(self.scrubbing.close)

@@ -36,6 +36,8 @@ class Timeline:
     def __init__(self, origin: float | None = None) -> None:
         self.origin = time.perf_counter() if origin is None else origin
         self.spans: list[Span] = []
+        self.degraded: list[str] = []
+        """Why the answer is less than what was asked for: deadline, rerank."""
 
     @contextmanager
     def measure(
@@ -47,9 +49,9 @@ class Timeline:
         span.end_s = time.perf_counter()
         self.spans.append(span)
 
-    def add(self, name: str, start_s: float, end_s: float) -> None:
+    def add(self, name: str, start_s: float, end_s: float, level: int | None = None) -> None:
         """A span measured elsewhere."""
-        self.spans.append(Span(name, None, start_s, end_s))
+        self.spans.append(Span(name, level, start_s, end_s))
 
     def elapsed_ms(self) -> float:
         """Milliseconds since the request arrived."""

@@ -11,35 +11,75 @@ from typing import Any
 
 import numpy as np
 
-from hivlp.index.cascade import Plan, PlanName, PlanRequest
+from hivlp.index.cascade import Plan, PlanRequest
 from hivlp.index.errors import PlanError
 from hivlp.index.filters import parse_filter
 from hivlp.index.masks import Mask
 from hivlp.index.searcher import FoundItem, Searcher
 from hivlp.models.levels import EarlyOutput, Modality
-from hivlp.service.overlap import Found, early_outputs, levels_wanted, run_plan
+from hivlp.models.reranker import Reranker
+from hivlp.service.overlap import (
+    Found,
+    PlanRun,
+    check_time,
+    early_outputs,
+    levels_wanted,
+    run_plan,
+)
 from hivlp.service.queries import Opened, Query, Setting
 from hivlp.service.reranking import Ranking, items_needed, reranked, reranker_of
-from hivlp.service.schemas import SearchOptions
+from hivlp.service.schemas import PlanChoice, SearchOptions
 
 
 def find(
-    query: Query, options: SearchOptions, setting: Setting, ahead: Executor | None
+    query: Query,
+    options: SearchOptions,
+    setting: Setting,
+    ahead: Executor | None,
+    *,
+    busy: bool = False,
 ) -> dict[str, Any]:
-    """Everything of an answer that depends on the query and not on the request."""
-    _check_side(setting.searcher, options.modality)
+    """Everything of an answer that depends on the query and not on the request.
+
+    `busy`: others wait for the core that an overlapped cascade would take. Raises DeadlinePassed.
+    """
+    check_time(setting.due_s)
+    check_side(setting.searcher, options.modality)
     reranker = reranker_of(query, options, setting)
     opened = query.open(setting)
-    mask = _mask(options, setting)
-    plan = _plan(query, options, setting, opened, mask)
+    run = plan_run(query, options, setting, opened, busy=busy)
     outputs = opened.outputs
     if query.encodes:
-        outputs = early_outputs(outputs, levels_wanted(plan), ahead, setting.timeline)
+        wanted = levels_wanted(run.plan)
+        outputs = early_outputs(outputs, wanted, ahead, setting.timeline, setting.due_s)
     with closing(_closable(outputs)) as stream:  # an early exit leaves some of it unread
-        found = run_plan(setting.searcher, plan, options.modality, stream, setting.timeline, mask)
+        found = run_plan(run, stream)
+    return answer(options, setting, opened, run.plan, found, reranker)
+
+
+def plan_run(
+    query: Query, options: SearchOptions, setting: Setting, opened: Opened, *, busy: bool = False
+) -> PlanRun:
+    """The plan of a search, ready to be fed. Raises PlanError, FilterError."""
+    mask = _mask(options, setting)
+    plan = _plan(query, options, setting, opened, mask, busy=busy)
+    return PlanRun(setting.searcher, plan, options.modality, setting.timeline, mask, setting.due_s)
+
+
+def answer(
+    options: SearchOptions,
+    setting: Setting,
+    opened: Opened,
+    plan: Plan,
+    found: Found,
+    reranker: Reranker | None = None,
+) -> dict[str, Any]:
+    """What was found, re-ranked where that was asked for and time is left, with its items named."""
     ranking = None
     if reranker is not None:
         ranking = reranked(reranker, options, setting, opened, found)
+    degraded = {"deadline": found.cut, "rerank": ranking is not None and ranking.degraded}
+    setting.timeline.degraded += [why for why, so in degraded.items() if so]
     with setting.timeline.measure("metadata"):
         if ranking is None:
             ranking = Ranking(_items(options, setting.searcher, found, opened.exclude))
@@ -52,7 +92,7 @@ def find(
         "model": setting.model.name,
         "plan": plan.name,
         "exit_level": found.level,
-        "degraded": ranking.degraded,
+        "degraded": any(degraded.values()),
         "partial": False,
         "truncated": opened.truncated,
     }
@@ -63,7 +103,8 @@ def _closable(outputs: Iterator[EarlyOutput]) -> Generator[EarlyOutput]:
     yield from outputs
 
 
-def _check_side(searcher: Searcher, searched: Modality) -> None:
+def check_side(searcher: Searcher, searched: Modality) -> None:
+    """Raises PlanError where there is nothing to search."""
     if not searcher.info.rows.get(searched, 0):
         message = f"index {searcher.info.index!r} holds no {searched}s to search"
         raise PlanError(message, param="modality")
@@ -85,27 +126,42 @@ def _plan(
     setting: Setting,
     opened: Opened,
     mask: Mask | None,
+    *,
+    busy: bool,
 ) -> Plan:
     if options.early_exit and not query.encodes:
         message = f"early_exit: a search by {query.kind} encodes nothing, so nothing can be saved"
         raise PlanError(message, param="early_exit")
-    # Without an encoder there is nothing to hide a cascade behind.
-    idle = options.plan == "auto" and not query.encodes and not options.cascade
     own_levels = setting.searcher.info.gallery == "per_exit"
-    at_once: PlanName = "exact" if query.kind == "vector" and own_levels else "funnel"
     request = PlanRequest(
         searched=options.modality,
         query=opened.modality,
         need=items_needed(options) + (opened.exclude is not None),
-        name=at_once if idle else options.plan,
+        name=_name(query, options, busy=busy, own_levels=own_levels),
         keeps=tuple((width.level, width.keep) for width in options.cascade),
         max_level=options.max_level,
         early_exit=options.early_exit,
     )
     plan = setting.searcher.plan(request, allowed=None if mask is None else mask.count)
-    if query.kind == "vector" and setting.searcher.info.gallery == "per_exit":
+    if query.kind == "vector" and own_levels:
         _check_vector_plan(plan, setting.searcher)
     return plan
+
+
+def _name(query: Query, options: SearchOptions, *, busy: bool, own_levels: bool) -> PlanChoice:
+    """What `auto` means now; with nothing to hide a cascade behind, or no core to do so on, all is
+    encoded first. A deadline wants an early answer to fall back on.
+    """
+    only_cascades = options.cascade or options.early_exit or options.max_level is not None
+    if options.plan != "auto":
+        return options.plan
+    if not query.encodes and not options.cascade:
+        return "exact" if query.kind == "vector" and own_levels else "funnel"
+    if only_cascades:
+        return "auto"
+    if options.deadline_ms is not None:
+        return "cascade"
+    return "funnel" if busy else "auto"
 
 
 def _check_vector_plan(plan: Plan, searcher: Searcher) -> None:
@@ -131,7 +187,9 @@ def _hits(
     options: SearchOptions, searcher: Searcher, found: Found, ranking: Ranking
 ) -> list[dict[str, Any]]:
     hits = []
-    for place, item in enumerate(ranking.items):
+    least = -math.inf if options.min_score is None else options.min_score
+    kept = [item for item in ranking.items if item.score >= least]
+    for place, item in enumerate(kept):
         assert math.isfinite(item.score), (item.id, item.score)
         hit: dict[str, Any] = {
             "id": item.id,
@@ -146,7 +204,7 @@ def _hits(
         hits.append(hit)
     _add_metadata(options, searcher, hits)
     if options.explain:
-        _add_explanations(options, searcher, found, ranking.items, hits)
+        _add_explanations(options, searcher, found, kept, hits)
     return hits
 
 

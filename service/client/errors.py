@@ -114,7 +114,8 @@ CODES = {
     ),
     429: ("overloaded",),
     500: ("internal_error",),
-    503: ("not_ready", "not_writable"),
+    503: ("not_ready", "not_writable", "worker_died"),
+    504: ("deadline_passed",),
 }
 _STATUSES = {code: status for status, codes in CODES.items() for code in codes}
 

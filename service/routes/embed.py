@@ -7,6 +7,7 @@ from starlette.responses import Response
 
 from hivlp.service.answers import EmbedAnswer
 from hivlp.service.bodies import read_json, read_upload
+from hivlp.service.leaving import unless_left
 from hivlp.service.openapi import ERRORS, json_body, upload_body
 from hivlp.service.queries import ImageQuery, Query, text_query
 from hivlp.service.responses import json_response
@@ -48,7 +49,8 @@ async def _answer(request: Request, query: Query, index: str) -> Response:
     state, timeline = state_of(request), Timeline(request.state.started_s)
     pipeline = state.pipeline
     with state.admission.permits():
-        outputs, truncated, model = await pipeline.embed(query, index, timeline)
+        work = pipeline.embed(query, index, timeline)
+        outputs, truncated, model = await unless_left(request, work)
     levels = [
         {"level": one.level, "dim": one.vectors.shape[1], "vector": one.vectors[0]}
         for one in outputs

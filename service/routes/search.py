@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Coroutine, Mapping, Sequence
+from typing import Any, TypeVar
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
@@ -13,6 +13,7 @@ from hivlp.models.errors import InputError
 from hivlp.service.answers import BatchAnswer, SearchAnswer
 from hivlp.service.bodies import read_json, read_upload, split_image
 from hivlp.service.errors import internal_problem, problem_of
+from hivlp.service.leaving import unless_left
 from hivlp.service.openapi import ERRORS, json_body, upload_body
 from hivlp.service.pipeline import Pipeline
 from hivlp.service.queries import ImageQuery, ItemQuery, Query, VectorQuery, text_query
@@ -32,6 +33,7 @@ from hivlp.service.timeline import Timeline
 
 router = APIRouter(prefix="/search", tags=["search"], responses=ERRORS)
 Parsed = tuple[Query, SearchOptions]
+T = TypeVar("T")
 
 
 @router.post(
@@ -93,10 +95,10 @@ async def search_batch(request: Request) -> Response:
     searches = _searches_of(await read_json(request), limits.max_batch)
     pipeline = state.pipeline
     with state.admission.permits(len(searches)):
-        state.metrics.batch_size.observe(len(searches))
+        state.metrics.searching.batch_requests.observe(len(searches))
         request_id = str(request.state.request_id)
         work = [_one_of_batch(pipeline, one, limits, request_id) for one in searches]
-        results = await asyncio.gather(*work)
+        results = await unless_left(request, _all_of(work))
     body = {"results": results, "took_ms": timeline.elapsed_ms(), "request_id": request_id}
     return json_response(body)
 
@@ -117,8 +119,13 @@ async def _answer(
     pipeline = state.pipeline
     with state.admission.permits():
         query, options = _parse(kind, fields, image, state.settings.limits)
-        answer = await pipeline.search(query, options, _timeline(request))
+        search = pipeline.search(query, options, _timeline(request))
+        answer = await unless_left(request, search)
     return json_response({**answer, "request_id": request.state.request_id})
+
+
+async def _all_of(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+    return await asyncio.gather(*work)
 
 
 async def _one_of_batch(

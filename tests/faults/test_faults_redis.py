@@ -252,7 +252,9 @@ def test_an_answer_that_is_less_than_was_asked_for_is_never_kept(
     server: RedisServer, world: World, monkeypatch: pytest.MonkeyPatch, less: str
 ) -> None:
     whole = pipeline.find
-    monkeypatch.setattr(pipeline, "find", lambda *given: {**whole(*given), less: True})
+    monkeypatch.setattr(
+        pipeline, "find", lambda *given, **more: {**whole(*given, **more), less: True}
+    )
     with served(world, server.url, max_bytes=1 << 20) as client:
         await_closed(client)
         assert [ask(client, "red")["cached"] for _ in range(3)] == [False] * 3

@@ -165,8 +165,8 @@ FIELDS: list[tuple[str, dict[str, Any], str, str]] = [
         "early_exit",
     ),
     ("early exit of no kind", {**GOOD, "early_exit": "yes"}, "invalid_value", "early_exit"),
-    ("min_score", {**GOOD, "min_score": 0.5}, "not_available", "min_score"),
-    ("deadline_ms", {**GOOD, "deadline_ms": 50}, "not_available", "deadline_ms"),
+    ("min_score", {**GOOD, "min_score": "high"}, "invalid_value", "min_score"),
+    ("deadline_ms", {**GOOD, "deadline_ms": 600_001}, "out_of_range", "deadline_ms"),
     (
         "an older snapshot",
         {**GOOD, "snapshot": "20250101T000000-000000"},

@@ -203,8 +203,9 @@ def test_a_client_that_leaves_harms_nobody(world: World, pool: ThreadPoolExecuto
         with socket.create_connection(address) as leaver:
             leaver.sendall(head + body)
             assert gate.reached.acquire(timeout=WAIT_S)
-        follower = pool.submit(ask, client, "red")
-        await_true(lambda: in_flight(client) == 2)
+            follower = pool.submit(ask, client, "red")
+            await_true(lambda: in_flight(client) == 2)
+        await_true(lambda: in_flight(client) == 1)  # its permit is free again
         with socket.create_connection(address) as half:
             half.sendall(head + body[:5])  # and gone in the middle of its body
         gate.open.set()

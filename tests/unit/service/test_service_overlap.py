@@ -16,7 +16,7 @@ from hivlp.index.early_exit import SIGNALS, ExitRule, Gate
 from hivlp.index.plans import make_plan
 from hivlp.models.levels import EarlyOutput
 from hivlp.service.app import create_app
-from hivlp.service.overlap import early_outputs, levels_wanted, run_plan
+from hivlp.service.overlap import PlanRun, early_outputs, levels_wanted, run_plan
 from hivlp.service.settings import Settings, Threads
 from hivlp.service.timeline import Span, Timeline, overlap_saved_s
 from tests.unit.service.fakes_service import LEVELS, FakeEncoder, FakeSearcher, World
@@ -53,7 +53,7 @@ def test_each_search_runs_while_the_next_stage_is_computed() -> None:
     with ThreadPoolExecutor(1) as ahead:
         outputs = encoder.encode(encoder.prepare(["red"]))
         stream = early_outputs(outputs, levels_wanted(plan), ahead, timeline)
-        found = run_plan(searcher, plan, "image", stream, timeline)
+        found = run_plan(PlanRun(searcher, plan, "image", timeline), stream)
     assert searcher.searched == [1, 2, 3]
     assert encoder.encoded == [1, 2, 3]
     assert found.level == 3
@@ -82,7 +82,7 @@ def test_the_encoder_does_not_wait_for_a_slow_search() -> None:
     searcher = FakeSearcher(before=lambda level: None if level > 1 else _must(last_began))
     with ThreadPoolExecutor(1) as ahead:
         stream = early_outputs(encoder.encode(encoder.prepare(["red"])), 3, ahead, Timeline())
-        run_plan(searcher, searcher.plan(CASCADE), "image", stream, Timeline())
+        run_plan(PlanRun(searcher, searcher.plan(CASCADE), "image", Timeline()), stream)
     assert searcher.searched == encoder.encoded == [1, 2, 3]
 
 
@@ -93,7 +93,7 @@ def test_in_turn_nothing_overlaps_and_the_answer_is_the_same() -> None:
     for ahead in (None, ThreadPoolExecutor(1)):
         timeline = Timeline()
         stream = early_outputs(encoder.encode(encoder.prepare(["red"])), 3, ahead, timeline)
-        found.append(run_plan(searcher, plan, "image", stream, timeline))
+        found.append(run_plan(PlanRun(searcher, plan, "image", timeline), stream))
         if ahead is None:
             assert overlap_saved_s(timeline.spans) == 0
             encodes = [s for s in timeline.spans if s.name == "encode"]
@@ -129,7 +129,7 @@ def test_no_stage_is_computed_beyond_what_the_plan_reads(max_level: int, overlap
         ahead = pool if overlapped else None
         outputs = encoder.encode(encoder.prepare(["red"]))
         stream = early_outputs(outputs, levels_wanted(plan), ahead, timeline)
-        found = run_plan(searcher, plan, "image", stream, timeline)
+        found = run_plan(PlanRun(searcher, plan, "image", timeline), stream)
         stream.close()
     assert encoder.encoded == list(range(1, max_level + 1))
     assert found.level == max_level
@@ -165,7 +165,7 @@ def test_an_encoder_that_fails_ahead_fails_the_search() -> None:
     with ThreadPoolExecutor(1) as ahead:
         stream = early_outputs(encoder.encode(encoder.prepare(["red"])), 3, ahead, Timeline())
         with pytest.raises(RuntimeError, match="stage 2 broke"):
-            run_plan(searcher, searcher.plan(CASCADE), "image", stream, Timeline())
+            run_plan(PlanRun(searcher, searcher.plan(CASCADE), "image", Timeline()), stream)
     assert searcher.searched == [1]
 
 
@@ -177,7 +177,7 @@ def test_a_funnel_encodes_fully_and_cuts_its_queries_from_the_finest() -> None:
     encoder.before = lambda level: order.append(f"encode {level}")
     searcher.before = lambda level: order.append(f"search {level}")
     stream = early_outputs(encoder.encode(encoder.prepare(["red"])), 3, None, Timeline())
-    found = run_plan(searcher, plan, "image", stream, Timeline())
+    found = run_plan(PlanRun(searcher, plan, "image", Timeline()), stream)
     assert order == ["encode 1", "encode 2", "encode 3", "search 1", "search 3"]
     assert found.candidates.rows[0] == 0
 
@@ -194,7 +194,7 @@ def test_per_exit_levels_are_queried_by_their_own_outputs() -> None:
     coarse = next(encoder.encode(encoder.prepare(["red"])))
     outputs = iter([EarlyOutput(1, coarse.vectors), *finer[1:]])
     plan = searcher.plan(PlanRequest(searched="image", query="text", need=1, name="funnel"))
-    found = run_plan(searcher, plan, "image", outputs, Timeline())
+    found = run_plan(PlanRun(searcher, plan, "image", Timeline()), outputs)
     assert found.queries[1].tolist() == coarse.vectors.tolist()
 
 
@@ -242,7 +242,7 @@ def test_stages_after_an_early_exit_are_never_computed(level: int) -> None:
     encoder, searcher = FakeEncoder("text"), SureSearcher()
     outputs = encoder.encode(encoder.prepare(["red"]))
     with closing(early_outputs(outputs, 3, None, Timeline())) as stream:
-        found = run_plan(searcher, sure_plan(level), "image", stream, Timeline())
+        found = run_plan(PlanRun(searcher, sure_plan(level), "image", Timeline()), stream)
     assert found.level == level
     assert searcher.searched == encoder.encoded == list(range(1, level + 1))
     assert encoder.closed == 1
@@ -255,7 +255,7 @@ def test_an_early_exit_leaves_the_stage_that_runs_ahead_to_end_and_no_other_to_b
     outputs = encoder.encode(encoder.prepare(["red"]))
     with ThreadPoolExecutor(1) as ahead:
         with closing(early_outputs(outputs, 3, ahead, Timeline())) as stream:
-            found = run_plan(searcher, sure_plan(1), "image", stream, Timeline())
+            found = run_plan(PlanRun(searcher, sure_plan(1), "image", Timeline()), stream)
         answered.set()
     assert (found.level, searcher.searched) == (1, [1])
     assert encoder.encoded == [1, 2]
