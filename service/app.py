@@ -14,6 +14,7 @@ from importlib.metadata import version
 from fastapi import FastAPI
 
 from hivlp.service import errors, openapi
+from hivlp.service.guard import Guard
 from hivlp.service.loading import load_catalogue
 from hivlp.service.middleware import Edge
 from hivlp.service.routes import changes, embed, items, search, snapshots, system
@@ -60,6 +61,7 @@ def create_app(
         lifespan=lifespan,
     )
     app.state.hivlp = state
+    app.add_middleware(Guard, keys=state.keys, settings=settings)
     app.add_middleware(Edge, metrics=state.metrics, limits=settings.limits)
     errors.install(app)
     for route in (search, embed, items, changes, snapshots, system):

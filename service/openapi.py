@@ -43,6 +43,16 @@ BODIES: tuple[type[BaseModel], ...] = (
 )
 REF = "#/components/schemas/{model}"
 
+KEYS: dict[int | str, dict[str, Any]] = {
+    401: {"model": ErrorAnswer, "description": "A key is needed here, and none was sent."},
+    403: {"model": ErrorAnswer, "description": "A wrong key, or not one for this."},
+}
+# Without keys in the settings, none is asked for.
+SECURITY: list[dict[str, list[str]]] = [{"bearer": []}, {"header": []}, {}]
+SCHEMES = {
+    "bearer": {"type": "http", "scheme": "bearer"},
+    "header": {"type": "apiKey", "in": "header", "name": "X-API-Key"},
+}
 NOT_READY: dict[int | str, dict[str, Any]] = {
     503: {"model": ErrorAnswer, "description": "Still loading, or draining."}
 }
@@ -54,6 +64,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
     415: {"model": ErrorAnswer, "description": "Not a supported picture or content type."},
     422: {"model": ErrorAnswer, "description": "A field is missing, unknown or out of range."},
     429: {"model": ErrorAnswer, "description": "Full; try again after Retry-After seconds."},
+    **KEYS,
     **NOT_READY,
 }
 
@@ -103,7 +114,9 @@ def _document(app: FastAPI) -> dict[str, Any]:
         routes=app.routes,
     )
     _, schemas = models_json_schema([(body, "validation") for body in BODIES], ref_template=REF)
-    components = found.setdefault("components", {}).setdefault("schemas", {})
+    found["security"] = SECURITY
+    found["components"]["securitySchemes"] = SCHEMES
+    components = found["components"]["schemas"]
     components.update(schemas["$defs"])
     # `image` travels beside the fields of these.
     for name in ("ImageSearch", "EmbedImage", "PutItem"):

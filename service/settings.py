@@ -20,6 +20,7 @@ from pydantic_settings import (
     SettingsConfigDict,
     TomlConfigSettingsSource,
 )
+from pydantic_settings import SettingsError as UnreadableSetting
 
 from hivlp.index.backends.choose import Backend
 from hivlp.index.build.upserts import MAX_TEXTS
@@ -27,6 +28,7 @@ from hivlp.models.errors import HivlpError
 from hivlp.models.reranker import DEFAULT_RERANKED
 from hivlp.models.runtime.threads import available_threads
 from hivlp.service.cache.settings import CacheSettings
+from hivlp.service.keys import KeySettings
 
 PREFIX = "HIVLP_"
 FILE_VARIABLE = "HIVLP_SETTINGS_FILE"
@@ -110,7 +112,8 @@ class ChangeSettings(_Part):
     over HTTP are published together, at most every `publish_s` seconds; for another process that
     changes the index they wait `wait_s` seconds. Versions that item changes superseded can be asked
     for by name for `keep_s` seconds, the last `keep_versions` of them. `writes` None: items may be
-    changed over HTTP only by programs of this machine.
+    changed over HTTP only with the admin key, or where there is none by programs of this machine;
+    True: by whoever may search.
     """
 
     poll_s: float = Field(default=0.25, gt=0, le=60)
@@ -147,6 +150,7 @@ class Settings(BaseSettings):
     threads: Threads = Threads()
     batches: BatchSettings = BatchSettings()
     changes: ChangeSettings = ChangeSettings()
+    keys: KeySettings = KeySettings()
 
     @classmethod
     def settings_customise_sources(
@@ -167,7 +171,7 @@ class Settings(BaseSettings):
         """Whether items may be put and deleted over HTTP at all; `service.writers` says by whom."""
         if self.changes.writes is not None:
             return self.changes.writes
-        return is_loopback(self.host)
+        return self.keys.has_admin or is_loopback(self.host)
 
     @property
     def workers(self) -> int:
@@ -197,6 +201,8 @@ def load_settings(**given: Any) -> Settings:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         raise SettingsError(f"setting {where}: {first['msg']}") from error
+    except UnreadableSetting as error:  # an environment variable that must be JSON
+        raise SettingsError(str(error)) from None
 
 
 def check_environment(environ: Mapping[str, str]) -> None:

@@ -16,6 +16,7 @@ from hivlp.service.admission import Admission, Room
 from hivlp.service.cache.tiers import make_tiers
 from hivlp.service.changes import ItemWriter
 from hivlp.service.errors import NotReady, ReadOnly
+from hivlp.service.keys import Keyring
 from hivlp.service.metrics import Metrics
 from hivlp.service.pictures import Pictures
 from hivlp.service.pipeline import Pipeline, Workers
@@ -53,6 +54,7 @@ class ServingState:
     def __init__(self, settings: Settings, load: LoadCatalogue) -> None:
         self.settings = settings
         self.started_s = time.monotonic()
+        self.keys = Keyring.of(settings.keys)
         self.metrics = Metrics()
         in_flight = self.metrics.in_flight
         capacity = settings.workers + settings.limits.max_queue

@@ -100,7 +100,8 @@ class ServerFailed(Refused):
 # What an entry of a batch doesn't say: the status that its code has alone. See docs/api.md.
 CODES = {
     400: ("malformed_body",),
-    403: ("read_only",),
+    401: ("missing_key",),
+    403: ("read_only", "wrong_key", "not_admin"),
     404: ("no_such_index", "no_such_snapshot", "no_such_item", "no_picture", "not_found"),
     405: ("method_not_allowed",),
     408: ("body_timeout",),

@@ -23,7 +23,10 @@ from hivlp.service.state import ServingState, state_of
 from hivlp.service.writers import check_writer
 
 FORBIDDEN: dict[int | str, dict[str, Any]] = {
-    403: {"model": ErrorAnswer, "description": "Items can't be changed over HTTP here, or by you."},
+    403: {
+        "model": ErrorAnswer,
+        "description": "Items can't be changed over HTTP here, or by you, or the key is wrong.",
+    },
 }
 router = APIRouter(prefix="/items", tags=["items"], responses={**ERRORS, **FORBIDDEN})
 

@@ -12,7 +12,7 @@ from hivlp.models.artifact import ArtifactManifest, RerankerRecord
 from hivlp.service import health
 from hivlp.service.answers import HealthAnswer, InfoAnswer
 from hivlp.service.metrics import CONTENT_TYPE
-from hivlp.service.openapi import NOT_READY
+from hivlp.service.openapi import KEYS, NOT_READY
 from hivlp.service.responses import json_response
 from hivlp.service.routes.snapshots import describe_index
 from hivlp.service.state import state_of
@@ -20,7 +20,9 @@ from hivlp.service.state import state_of
 router = APIRouter(tags=["system"])
 
 
-@router.get("/info", response_model=None, responses={200: {"model": InfoAnswer}, **NOT_READY})
+@router.get(
+    "/info", response_model=None, responses={200: {"model": InfoAnswer}, **KEYS, **NOT_READY}
+)
 async def info(request: Request) -> Response:
     """The indexes, models, sources with their licences, and limits of this server."""
     state = state_of(request)
@@ -51,7 +53,7 @@ async def readyz(request: Request) -> Response:
 @router.get(
     "/health",
     response_model=None,
-    responses={200: {"model": HealthAnswer}, 503: {"model": HealthAnswer}},
+    responses={200: {"model": HealthAnswer}, 503: {"model": HealthAnswer}, **KEYS},
 )
 async def full_health(request: Request) -> Response:
     """What is loaded, since when."""
@@ -62,7 +64,10 @@ async def full_health(request: Request) -> Response:
 @router.get(
     "/metrics",
     response_model=None,
-    responses={200: {"content": {"text/plain": {}}, "description": "Prometheus text format."}},
+    responses={
+        200: {"content": {"text/plain": {}}, "description": "Prometheus text format."},
+        **KEYS,
+    },
 )
 async def metrics(request: Request) -> Response:
     """Metrics for Prometheus."""
