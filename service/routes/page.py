@@ -28,6 +28,7 @@ PAGES = {
     "/static/timeline.js": "timeline.js",
     "/static/rerank.js": "rerank.js",
     "/static/drops.js": "drops.js",
+    "/static/keys.js": "keys.js",
     "/static/docs.js": "docs.js",
     "/static/favicon.svg": "favicon.svg",
 }

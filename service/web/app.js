@@ -2,6 +2,7 @@
 // No build step, no dependency; everything shown is set as text, never as markup.
 
 import { listenToDrops } from "/static/drops.js";
+import { askJson, hasKey, keyForm, showPicture, wantsKey } from "/static/keys.js";
 import { offerRerank, onRerank, orderOf, rerankIsOn, reranks, turnRerank, worthOf } from "/static/rerank.js";
 import { drawTimeline, fitLabels, make, milliseconds } from "/static/timeline.js";
 
@@ -55,13 +56,10 @@ async function search({ more = false } = {}) {
   $("more").disabled = true;
   try {
     const [url, options] = requestOf(more ? shown : 0);
-    const response = await fetch(url, { ...options, signal: mine.signal });
-    const body = await response.json();
-    if (!response.ok) throw Object.assign(new Error(body.error.message), body.error, { status: response.status });
-    showAnswer(body, more);
+    showAnswer(await askJson(url, { ...options, signal: mine.signal }), more);
   } catch (error) {
     if (error.name === "AbortError") return;
-    if (more) $("status").textContent = `No more came: ${error.message}`;
+    if (more && !wantsKey(error)) $("status").textContent = `No more came: ${error.message}`;
     else showError(error);
   } finally {
     if (mine === running) $("more").disabled = false;
@@ -143,7 +141,8 @@ function showQuery() {
   $("pill").hidden = !pictured;
   if (pictured) {
     $("pill-image").hidden = false;
-    $("pill-image").src = query.preview ?? pictureOf(query.id, 64);
+    if (query.preview) $("pill-image").src = query.preview;
+    else showPicture($("pill-image"), pictureOf(query.id, 64));
     $("pill-name").textContent = query.kind === "similar" ? `Like ${query.name}` : query.name;
   }
   $("query").value = query?.kind === "text" ? query.text : "";
@@ -234,7 +233,7 @@ function tile(hit, name) {
   image.decoding = "async";
   image.addEventListener("load", () => image.classList.toggle("photo", image.naturalWidth >= PHOTO_PX));
   image.addEventListener("error", () => image.replaceWith(make("span", "none", [...name][0] ?? "?")));
-  image.src = pictureOf(hit.id, 320);
+  showPicture(image, pictureOf(hit.id, 320));
   frame.append(image, make("span", "hint", "More like this"));
   return frame;
 }
@@ -262,6 +261,12 @@ function showError(error) {
     retry = setTimeout(() => start(), RETRY_MS);
     return;
   }
+  if (wantsKey(error)) {
+    showNotice("A key, please", "This service answers those who have a key to it.");
+    $("notice").append(keyForm(start));
+    $("notice").querySelector("input").focus();
+    return;
+  }
   const titles = { 413: "That is too large", 415: "That picture can't be read", 422: "That can't be searched", 429: "Busy right now", 404: "Not here" };
   const offline = error.status === undefined;
   const text = offline ? "The server can't be reached." : error.message;
@@ -284,6 +289,8 @@ function showServer() {
   $("index").replaceChildren(...choices);
   if (info.indexes.some((index) => index.name === "default")) $("index").value = "default";
   $("index-choice").hidden = info.indexes.length < 2;
+  // The browser sends no key where a link leads.
+  for (const link of document.querySelectorAll(".foot .keyed")) link.hidden = hasKey();
   for (const model of info.models)
     for (const source of model.sources) credits.set(source.attribution || source.name, source);
   $("sources").replaceChildren(...[...credits.values()].map(credit));
@@ -310,10 +317,7 @@ function credit(source) {
 
 async function start() {
   try {
-    const response = await fetch("/info");
-    const body = await response.json();
-    if (!response.ok) throw Object.assign(new Error(body.error.message), body.error, { status: response.status });
-    info = body;
+    info = await askJson("/info");
     showServer();
   } catch (error) {
     showError(error);

@@ -1,11 +1,9 @@
 // The API's documentation, drawn from /openapi.json: endpoints by tag, fields, status codes.
 
-const make = (tag, className, text) => {
-  const element = document.createElement(tag);
-  if (className) element.className = className;
-  if (text !== undefined) element.textContent = text;
-  return element;
-};
+import { askJson, keyForm, wantsKey } from "/static/keys.js";
+import { make } from "/static/timeline.js";
+
+const routes = document.getElementById("routes");
 
 const known = (document_, schema) =>
   schema?.$ref ? document_.components.schemas[schema.$ref.split("/").pop()] : schema ?? {};
@@ -60,13 +58,26 @@ function route(document_, verb, path, operation) {
   return box;
 }
 
-const found = await (await fetch("/openapi.json")).json();
-const groups = new Map();
-for (const [path, verbs] of Object.entries(found.paths)) {
-  for (const [verb, operation] of Object.entries(verbs)) {
-    const tag = operation.tags?.[0] ?? "other";
-    if (!groups.has(tag)) groups.set(tag, []);
-    groups.get(tag).push(route(found, verb, path, operation));
+async function draw() {
+  let found;
+  try {
+    found = await askJson("/openapi.json");
+  } catch (error) {
+    const notice = make("div", "notice");
+    notice.append(make("p", "", error.message));
+    if (wantsKey(error)) notice.append(keyForm(draw));
+    routes.replaceChildren(notice);
+    return;
   }
+  const groups = new Map();
+  for (const [path, verbs] of Object.entries(found.paths)) {
+    for (const [verb, operation] of Object.entries(verbs)) {
+      const tag = operation.tags?.[0] ?? "other";
+      if (!groups.has(tag)) groups.set(tag, []);
+      groups.get(tag).push(route(found, verb, path, operation));
+    }
+  }
+  routes.replaceChildren(...[...groups].flatMap(([tag, drawn]) => [make("h2", "", tag), ...drawn]));
 }
-for (const [tag, routes] of groups) document.getElementById("routes").append(make("h2", "", tag), ...routes);
+
+draw();
