@@ -25,9 +25,11 @@ from hivlp.index.arguments import (
     store_of,
 )
 from hivlp.index.errors import BuildError
+from hivlp.index.journal import Journal, journal
 from hivlp.index.level_index import CODECS, FAMILIES, ROWS_TYPES
 from hivlp.index.snapshot.store import SnapshotStore
 from hivlp.models.reranker import DEFAULT_RERANKED
+from hivlp.models.runtime.stopping import ending_on_sigterm
 from hivlp.models.runtime.threads import available_threads
 
 CORPUS_HELP = """a folder of pictures, .csv, .jsonl, .parquet, webdataset .tar or Karpathy split
@@ -84,9 +86,18 @@ def build(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--no-activate", action="store_true", help="publish without making it the active version"
     )
+    parser.add_argument(
+        "--progress-json",
+        type=Path,
+        metavar="FILE",
+        help="tell progress and result to this file or pipe (/dev/fd/3), one JSON object a line",
+    )
     add_choice(parser)
     given = parse(parser, arguments)
-    return given if isinstance(given, int) else _build(given)
+    if isinstance(given, int):
+        return given
+    with ending_on_sigterm(), journal(given.progress_json) as told:
+        return _build(given, told)
 
 
 def search(arguments: Sequence[str]) -> int:
@@ -181,7 +192,7 @@ def wishes_of(given: argparse.Namespace) -> Wishes:
     )
 
 
-def _build(given: argparse.Namespace) -> int:
+def _build(given: argparse.Namespace, told: Journal) -> int:
     from hivlp.index.build.build import BuildSettings, build_index
     from hivlp.index.build.corpus import CorpusOptions, open_corpus
     from hivlp.index.build.explain import table
@@ -208,6 +219,15 @@ def _build(given: argparse.Namespace) -> int:
     model = Model.load(artifact, threads=given.threads, rerank=given.store_states)
     report = build_index(corpus, model, store, given.index, settings)
     manifest = report.manifest
+    told.done(
+        index=given.index,
+        snapshot=manifest.version,
+        active=settings.activate,
+        items=manifest.items,
+        encoded=report.fresh,
+        left_out=report.failures,
+        notes=report.notes,
+    )
     sides = ", ".join(f"{side.rows} {name} rows" for name, side in manifest.sides.items())
     print(f"{given.index} {manifest.version}: {manifest.items} items, {sides}")
     print(f"encoded {report.fresh} pictures and texts; the others were in the cache")

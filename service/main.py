@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from importlib.metadata import EntryPoint, entry_points, version
 
 from hivlp.models.errors import HivlpError
+from hivlp.models.runtime.stopping import SIGTERM_CODE, Terminated
 
 COMMAND_GROUP = "hivlp.commands"
 DONE, FAILED, USAGE = 0, 1, 2
@@ -80,9 +81,9 @@ def run(command: Command, name: str, arguments: Sequence[str]) -> int:
     except OSError as error:  # a full disk, a file that is in the way
         print(f"hivlp {name}: {error}", file=sys.stderr)
         return FAILED
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop:
         print(f"\nhivlp {name}: interrupted; run it again to go on", file=sys.stderr)
-        return 130
+        return SIGTERM_CODE if isinstance(stop, Terminated) else 130
 
 
 if __name__ == "__main__":

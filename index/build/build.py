@@ -70,7 +70,7 @@ from hivlp.index.snapshot.uploads import FOLDER as UPLOADS
 from hivlp.index.snapshot.uploads import PictureRoots
 from hivlp.models.artifact import file_record
 from hivlp.models.levels import Modality
-from hivlp.models.runtime.progress import Progress
+from hivlp.models.runtime.progress import Progress, begin
 from hivlp.models.runtime.texts import MAX_TEXT_CHARS
 
 SEED = 20_240_229
@@ -187,14 +187,19 @@ def _build_index(
         _check_group(settings, encoded)
         with store.stage(name) as staging:
             draft = _Draft(staging, encoded)
+            begin("write rows")
             _assemble(draft, model, cache, settings)
             if kept is not None and (side := draft.sides.get("image")) is not None:
                 draft.states = kept.write(staging.path, encoded.items, side.size)
+            begin("encode sample queries")
             _encode_queries(draft, corpus, model, settings)
+            begin("choose codes")
             _choose(draft, model, settings)
+            begin("check")
             sides = _gate(draft)
             _measure(draft, sides, model, settings)
             manifest = _manifest(draft, corpus, model, settings, version_of_faiss)
+            begin("publish")
             made = Made(staging, manifest, ByModel(_workshop(store, name, model)))
             path, notes = publish_folded(store, made, folding, activate=settings.activate)
             draft.notes += notes
