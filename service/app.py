@@ -62,7 +62,7 @@ def create_app(
     )
     app.state.hivlp = state
     app.add_middleware(Guard, keys=state.keys, settings=settings)
-    app.add_middleware(Edge, metrics=state.metrics, limits=settings.limits)
+    app.add_middleware(Edge, metrics=state.metrics, limits=settings.limits, ended=state.ended)
     errors.install(app)
     for route in (search, embed, items, changes, snapshots, system):
         app.include_router(route.router)

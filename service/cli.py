@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from hivlp.service.settings import Settings
 
+log = logging.getLogger("hivlp.service")
 THREAD_VARIABLES = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
 DRAIN_S = 25
 BACKLOG = 2048
@@ -56,16 +57,14 @@ def serve(arguments: Sequence[str]) -> int:
     given = {name: value for name, value in vars(_parse(arguments)).items() if value is not None}
     for name, value in THREAD_VARIABLES.items():
         os.environ.setdefault(name, value)
+    from hivlp.service import logs
     from hivlp.service.loading import names_to_serve
     from hivlp.service.settings import load_settings
 
     settings = load_settings(**given)
     names_to_serve(settings)
     sys.setswitchinterval(SWITCH_S)
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
-    logging.getLogger("faiss").setLevel(logging.WARNING)
-    # It warns of every broken form, which anyone can send; the sender is told.
-    logging.getLogger("python_multipart").setLevel(logging.ERROR)
+    logs.set_up(settings.log)
     with listening(settings.host, settings.port) as bound:
         return _run(settings, bound)
 
@@ -122,7 +121,7 @@ def _run(settings: Settings, bound: socket.socket) -> int:
             failures.append(error)
             server.should_exit = True
 
-    print("hivlp is loading ...", file=sys.stderr, flush=True)
+    log.info("hivlp is loading ...")
     app = create_app(settings, on_loaded=on_loaded)
     server = _server(app)
     with _quiet_signals():
@@ -153,7 +152,7 @@ def _config(app: Any) -> uvicorn.Config:
         loop="uvloop",
         http="httptools",
         ws="none",
-        log_level="warning",
+        log_config=None,  # its loggers have no say of their own: see logs.set_up
         access_log=False,
         server_header=False,
         timeout_graceful_shutdown=DRAIN_S,

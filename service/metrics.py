@@ -18,6 +18,7 @@ from prometheus_client import (
     generate_latest,
 )
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.openmetrics import exposition as openmetrics
 
 from hivlp.index.errors import SnapshotError
 from hivlp.index.snapshot.store import SnapshotStore
@@ -27,7 +28,7 @@ from hivlp.service.timeline import Span, overlap_saved_s
 REQUEST_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 STAGE_BUCKETS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1)
 CANDIDATE_BUCKETS = (1, 10, 30, 100, 300, 1_000, 3_000, 10_000, 100_000)
-CONTENT_TYPE = CONTENT_TYPE_LATEST
+OPEN_METRICS = "application/openmetrics-text"
 UNMATCHED = "unmatched"
 
 
@@ -219,9 +220,17 @@ class Metrics:
         self.scrub_failures.labels(index)  # 0 is a figure too
         self.snapshot_quarantined.labels(index).set_function(lambda: _quarantined(store, index))
 
-    def exposition(self) -> bytes:
-        """The text that Prometheus reads."""
+    def exposition(self, accept: str = "") -> bytes:
+        """The text that Prometheus reads; with exemplars, where it asks for OpenMetrics."""
+        if OPEN_METRICS in accept:
+            text: bytes = openmetrics.generate_latest(self.registry)  # type: ignore[no-untyped-call]
+            return text
         return generate_latest(self.registry)
+
+
+def content_type(accept: str) -> str:
+    """The type of what `exposition` writes for this `Accept`."""
+    return openmetrics.CONTENT_TYPE_LATEST if OPEN_METRICS in accept else CONTENT_TYPE_LATEST
 
 
 def _quarantined(store: SnapshotStore, index: str) -> float:

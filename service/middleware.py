@@ -10,6 +10,7 @@ import asyncio
 import re
 import time
 import uuid
+from collections.abc import Callable
 from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -23,7 +24,9 @@ from hivlp.service.errors import (
     problem_of,
     problem_response,
 )
+from hivlp.service.logs import REQUEST_ID as LOGGED_ID
 from hivlp.service.metrics import UNMATCHED, Metrics
+from hivlp.service.request_log import Ended
 from hivlp.service.settings import Limits
 
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
@@ -42,10 +45,18 @@ SECURITY_HEADERS = {
 class Edge:
     """ASGI middleware around the whole app."""
 
-    def __init__(self, app: ASGIApp, *, metrics: Metrics, limits: Limits) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        metrics: Metrics,
+        limits: Limits,
+        ended: Callable[[Ended], dict[str, str] | None] = lambda _: None,
+    ) -> None:
         self._app = app
         self._metrics = metrics
         self._limits = limits
+        self._ended = ended
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -56,6 +67,7 @@ class Edge:
             # Answered as GET everywhere; the server below keeps the body to itself.
             scope = {**scope, "method": "GET"}
         exchange = _Exchange(scope, receive, send, self._limits)
+        token = LOGGED_ID.set(exchange.state["request_id"])
         try:
             await self._app(scope, exchange.receive, exchange.send)
         except ClientDisconnect:
@@ -64,12 +76,15 @@ class Edge:
             await exchange.fail(error)
         finally:
             self._count(exchange)
+            LOGGED_ID.reset(token)
 
     def _count(self, exchange: _Exchange) -> None:
         route = getattr(exchange.scope.get("route"), "path", UNMATCHED)
         status = str(exchange.status)
-        duration_s = time.perf_counter() - exchange.state["started_s"]
-        self._metrics.request_duration.labels(route, status).observe(duration_s)
+        ended = exchange.ended(route)
+        exemplar = self._ended(ended)
+        duration = self._metrics.request_duration.labels(route, status)
+        duration.observe(ended.duration_s, exemplar)
         code = exchange.state.get("error_code")
         if code is not None and exchange.status != 500:
             self._metrics.rejected.labels(code).inc()
@@ -140,6 +155,19 @@ class _Exchange:
             return bool(told.value["type"] == "http.disconnect")
         waiting.close()
         return False
+
+    def ended(self, route: str) -> Ended:
+        """What there is to say about it in the end."""
+        return Ended(
+            request_id=self._request_id,
+            method=self.scope["method"],
+            route=route,
+            status=self.status,
+            started_s=self.state["started_s"],
+            duration_s=time.perf_counter() - self.state["started_s"],
+            error=self.state.get("error_code"),
+            noted=self.state.get("noted", []),
+        )
 
     async def fail(self, error: Exception) -> None:
         """Answer what no handler did; an answer already begun can only be cut off."""

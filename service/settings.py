@@ -29,6 +29,7 @@ from hivlp.models.reranker import DEFAULT_RERANKED
 from hivlp.models.runtime.threads import available_threads
 from hivlp.service.cache.settings import CacheSettings
 from hivlp.service.keys import KeySettings
+from hivlp.service.watch_settings import LogSettings
 
 PREFIX = "HIVLP_"
 FILE_VARIABLE = "HIVLP_SETTINGS_FILE"
@@ -151,6 +152,7 @@ class Settings(BaseSettings):
     batches: BatchSettings = BatchSettings()
     changes: ChangeSettings = ChangeSettings()
     keys: KeySettings = KeySettings()
+    log: LogSettings = LogSettings()
 
     @classmethod
     def settings_customise_sources(

@@ -21,6 +21,7 @@ from hivlp.service.metrics import Metrics
 from hivlp.service.pictures import Pictures
 from hivlp.service.pipeline import Pipeline, Workers
 from hivlp.service.priority import behind
+from hivlp.service.request_log import Ended, RequestLog
 from hivlp.service.scrubbing import Scrubbing
 from hivlp.service.serving import Catalogue, Source
 from hivlp.service.settings import Settings
@@ -65,6 +66,7 @@ class ServingState:
         self.cache = make_tiers(settings.cache, self.metrics)
         self.pictures = Pictures(settings.limits.max_pixels)
         self.scrubbing = Scrubbing(settings.scrub_mib_per_s, self.metrics)
+        self.request_log = RequestLog(settings.log)
         self.failure: BaseException | None = None
         self._load = load
         self._catalogue: Catalogue | None = None
@@ -179,6 +181,10 @@ class ServingState:
         self.show(name)
         with self.catalogue.lease(name) as served:
             self.scrubbing.watch(name, served.searcher.info.version)
+
+    def ended(self, request: Ended) -> dict[str, str] | None:
+        """Log a request that was answered; returns its exemplar's labels, if it has a line."""
+        return {"request_id": request.request_id} if self.request_log.ended(request) else None
 
     async def watch_loop(self) -> None:
         """Measure how late the event loop is, for ever."""

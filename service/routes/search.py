@@ -17,6 +17,7 @@ from hivlp.service.leaving import unless_left
 from hivlp.service.openapi import ERRORS, json_body, upload_body
 from hivlp.service.pipeline import Pipeline
 from hivlp.service.queries import ImageQuery, ItemQuery, Query, VectorQuery, text_query
+from hivlp.service.request_log import Noted, note
 from hivlp.service.responses import json_response
 from hivlp.service.schemas import (
     BatchSearch,
@@ -97,7 +98,10 @@ async def search_batch(request: Request) -> Response:
     with state.admission.permits(len(searches)):
         state.metrics.searching.batch_requests.observe(len(searches))
         request_id = str(request.state.request_id)
-        work = [_one_of_batch(pipeline, one, limits, request_id) for one in searches]
+        work = [
+            _one_of_batch(pipeline, one, limits, note(request, Timeline()), request_id)
+            for one in searches
+        ]
         results = await unless_left(request, _all_of(work))
     body = {"results": results, "took_ms": timeline.elapsed_ms(), "request_id": request_id}
     return json_response(body)
@@ -118,9 +122,9 @@ async def _answer(
     state: ServingState = state_of(request)
     pipeline = state.pipeline
     with state.admission.permits():
+        noted = note(request, _timeline(request))
         query, options = _parse(kind, fields, image, state.settings.limits)
-        search = pipeline.search(query, options, _timeline(request))
-        answer = await unless_left(request, search)
+        answer = await unless_left(request, _search(pipeline, query, options, noted))
     return json_response({**answer, "request_id": request.state.request_id})
 
 
@@ -129,16 +133,24 @@ async def _all_of(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
 
 
 async def _one_of_batch(
-    pipeline: Pipeline, one: Mapping[str, Any], limits: Limits, request_id: str
+    pipeline: Pipeline, one: Mapping[str, Any], limits: Limits, noted: Noted, request_id: str
 ) -> dict[str, Any]:
     """An answer, or the error that this search alone would have got."""
     try:
         query, options = _parse_one(one, limits)
-        answer = await pipeline.search(query, options, Timeline())
+        answer = await _search(pipeline, query, options, noted)
     except Exception as error:
         problem = problem_of(error) or internal_problem(error, request_id)
         return problem.body(request_id)
     return {**answer, "request_id": request_id}
+
+
+async def _search(
+    pipeline: Pipeline, query: Query, options: SearchOptions, noted: Noted
+) -> dict[str, Any]:
+    noted.query = query
+    noted.answer = await pipeline.search(query, options, noted.timeline)
+    return noted.answer
 
 
 def _parse_one(one: Mapping[str, Any], limits: Limits) -> Parsed:

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from hivlp.models.artifact import ArtifactManifest, RerankerRecord
 from hivlp.service import health
 from hivlp.service.answers import HealthAnswer, InfoAnswer
-from hivlp.service.metrics import CONTENT_TYPE
+from hivlp.service.metrics import content_type
 from hivlp.service.openapi import KEYS, NOT_READY
 from hivlp.service.responses import json_response
 from hivlp.service.routes.snapshots import describe_index
@@ -70,8 +70,10 @@ async def full_health(request: Request) -> Response:
     },
 )
 async def metrics(request: Request) -> Response:
-    """Metrics for Prometheus."""
-    return Response(state_of(request).metrics.exposition(), media_type=CONTENT_TYPE)
+    """Metrics for Prometheus, in the form that `Accept` asks for."""
+    accept = request.headers.get("accept", "")
+    body = state_of(request).metrics.exposition(accept)
+    return Response(body, media_type=content_type(accept))
 
 
 def _describe_reranker(record: RerankerRecord) -> dict[str, Any]:

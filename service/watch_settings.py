@@ -1,0 +1,29 @@
+"""Settings of what watches the service: its logs."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Level = Literal["debug", "info", "warning", "error"]
+
+
+class LogSettings(BaseModel):
+    """What is logged, and how; all of it goes to standard error.
+
+    `format` auto: text for a terminal, JSON for all else. `level` is that of the service's own
+    words; libraries are heard from `warning` on. A request slower than `slow_ms`, or that failed,
+    is logged at WARNING, at most `slow_per_s` of them a second; of the others `requests_per_s` are,
+    so that every request has a line under little load, and a bounded number under much.
+    `queries`: what was asked for is logged too, but never a picture.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    level: Level = "info"
+    format: Literal["auto", "json", "text"] = "auto"
+    queries: bool = False
+    slow_ms: float = Field(default=250.0, gt=0, le=600_000)
+    slow_per_s: float = Field(default=20.0, ge=0, le=1_000_000)
+    requests_per_s: float = Field(default=10.0, ge=0, le=1_000_000)
