@@ -106,6 +106,40 @@ def test_it_stops_while_a_change_waits_for_another_process_and_tells_whoever_ask
     assert store.versions("default") == before
 
 
+def test_all_it_says_is_lines_of_json_that_lead_to_a_request_and_never_to_its_key(
+    home: Path, tmp_path: Path
+) -> None:
+    arguments = command("--home", str(home), "--port", "0")
+    said = tmp_path / "stderr"
+    with (
+        said.open("wb") as stderr,
+        subprocess.Popen(
+            arguments, stdout=subprocess.PIPE, stderr=stderr, text=True, env=environment()
+        ) as process,
+    ):
+        try:
+            assert process.stdout is not None
+            url = READY.search(process.stdout.readline())
+            assert url is not None
+            headers = {"X-API-Key": "my-secret-key", "X-Request-ID": "find-me"}
+            asked = {"query": "a nice unicorn"}
+            httpx.post(f"{url.group(1)}/search/text", json=asked, headers=headers)
+            with socket.create_connection(("127.0.0.1", httpx.URL(url.group(1)).port or 0)) as raw:
+                raw.sendall(b"my-secret-key\x1b[31m / HTTP/9\r\n\r\n")  # uvicorn warns of it
+                assert b"400" in raw.recv(1000)
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(STOP_S) == 0
+        finally:
+            process.kill()
+    lines = [json.loads(line) for line in said.read_text("utf-8").splitlines()]
+    assert all({"time", "level", "logger", "message"} <= line.keys() for line in lines)
+    (found,) = [line for line in lines if line.get("request_id") == "find-me"]
+    assert (found["route"], found["status"]) == ("/search/text", 200)
+    assert any(line["logger"] == "uvicorn.error" for line in lines)
+    assert "unicorn" not in said.read_text("utf-8")
+    assert "my-secret-key" not in said.read_text("utf-8")
+
+
 def test_no_other_protocol_is_spoken(home: Path) -> None:
     upgrade = {
         "Connection": "Upgrade",

@@ -156,7 +156,10 @@ def root() -> Iterator[logging.Logger]:
     names = [*logs.OTHERS, logs.OWN]
     levels = {name: logging.getLogger(name).level for name in names}
     handlers, hook = root.handlers[:], threading.excepthook
+    uvicorn = logging.getLogger("uvicorn")  # other tests let it configure itself
+    propagated, uvicorn.propagate = uvicorn.propagate, True
     yield root
+    uvicorn.propagate = propagated
     for handler in root.handlers[:]:
         root.removeHandler(handler)
         if handler not in handlers:
