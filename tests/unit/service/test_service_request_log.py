@@ -106,7 +106,7 @@ def test_switched_on_a_line_tells_what_was_asked_and_of_a_picture_only_its_hash(
 
 
 def test_a_batch_has_one_line_with_its_slowest_search(caplog: pytest.LogCaptureFixture) -> None:
-    searches = [{"kind": "text", "query": "red"}, {"kind": "text", "query": ""}]
+    searches = [{"kind": "text", "query": "red", "plan": "cascade"}, {"kind": "text", "query": ""}]
     with logged(caplog) as client:
         client.post("/search/batch", json={"searches": searches})
     (line,) = lines(caplog)
