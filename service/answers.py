@@ -226,7 +226,7 @@ class InfoAnswer(_Answer):
 
 
 class HealthAnswer(_Answer):
-    """`status` is live, loading, ready or failed."""
+    """`status` is live, loading, ready, draining or failed."""
 
     status: str
     uptime_s: float | None = None

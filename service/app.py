@@ -31,8 +31,12 @@ def create_app(
     *,
     load: LoadCatalogue = load_catalogue,
     on_loaded: OnLoaded = lambda _: None,
+    load_first: bool = False,
 ) -> FastAPI:
-    """The app. `on_loaded` is told once: None when ready, or what loading failed of."""
+    """The app. `on_loaded` is told once: None when ready, or what loading failed of.
+
+    `load_first`: whoever runs it accepts nothing before that.
+    """
     state = ServingState(settings, load)
 
     @contextlib.asynccontextmanager
@@ -43,6 +47,8 @@ def create_app(
             asyncio.create_task(state.watch_loop()),
         ]
         try:
+            if load_first:
+                await tasks[0]
             yield
         finally:
             for task in tasks:

@@ -1,4 +1,4 @@
-"""`hivlp serve`: one process, uvloop, ready when it says so.
+"""`hivlp serve`: one process or several on one socket, uvloop, ready when it says so.
 
 Thread pools that spin fight with each other on few cores, and OpenMP reads its settings when it is
 loaded: so they are set here, before anything that loads it is imported.
@@ -9,26 +9,19 @@ from __future__ import annotations
 import argparse
 import logging
 import os
-import signal
 import socket
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hivlp.models.errors import HivlpError
 
 if TYPE_CHECKING:
-    import uvicorn
-    from fastapi import FastAPI
-
     from hivlp.service.settings import Settings
 
 log = logging.getLogger("hivlp.service")
 THREAD_VARIABLES = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
-DRAIN_S = 25
 BACKLOG = 2048
 EXAMPLE = """example:
   hivlp serve --home .hivlp --port 8080
@@ -46,25 +39,18 @@ class CannotListen(HivlpError):
         super().__init__(f"can't listen on {host}:{port}: {reason}")
 
 
-SWITCH_S = 0.0005
-"""How long a thread of Python may keep the others waiting. A search changes hands a dozen times: at
-Python's own 5 ms each, a body being parsed or a version being published would cost it tens of ms.
-"""
-
-
 def serve(arguments: Sequence[str]) -> int:
-    """Serve until told to stop. 0 after a clean stop, 1 when loading failed."""
+    """Serve until told to stop. 0 after a clean stop, 1 when loading or the stop failed."""
     given = {name: value for name, value in vars(_parse(arguments)).items() if value is not None}
     for name, value in THREAD_VARIABLES.items():
         os.environ.setdefault(name, value)
-    from hivlp.service import logs
+    from hivlp.service.begin import begin_process
     from hivlp.service.loading import names_to_serve
     from hivlp.service.settings import load_settings
 
     settings = load_settings(**given)
     names_to_serve(settings)
-    sys.setswitchinterval(SWITCH_S)
-    logs.set_up(settings.log)
+    begin_process(settings)
     with listening(settings.host, settings.port) as bound:
         return _run(settings, bound)
 
@@ -82,6 +68,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--index", dest="indexes", action="append", help="serve this index only; may be repeated"
     )
+    parser.add_argument("--processes", type=int, help="processes that serve (1)")
     parser.add_argument("--artifact", type=Path, help="query with this model folder")
     return parser.parse_args(list(arguments))
 
@@ -108,67 +95,28 @@ def listening(host: str, port: int) -> Iterator[socket.socket]:
 
 
 def _run(settings: Settings, bound: socket.socket) -> int:
-    from hivlp.service.app import create_app
-
     host, port = bound.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
-    failures: list[BaseException] = []
+
+    def say_ready() -> None:
+        print(f"hivlp is ready: http://{shown}:{port}", flush=True)
+
+    log.info("hivlp is loading ...")
+    if settings.processes == 1:
+        return _run_one(settings, bound, say_ready)
+    from hivlp.service.processes import serve_processes
+
+    return serve_processes(settings, bound, say_ready)
+
+
+def _run_one(settings: Settings, bound: socket.socket, say_ready: Callable[[], None]) -> int:
+    from hivlp.service.running import run_server
 
     def on_loaded(error: BaseException | None) -> None:
         if error is None:
-            print(f"hivlp is ready: http://{shown}:{port}", flush=True)
-        else:
-            failures.append(error)
-            server.should_exit = True
+            say_ready()
 
-    log.info("hivlp is loading ...")
-    app = create_app(settings, on_loaded=on_loaded)
-    server = _server(app)
-    with _quiet_signals():
-        server.run(sockets=[bound])
-    if failures and isinstance(failures[0], HivlpError):
-        raise failures[0]
-    return 1 if failures else 0
-
-
-def _server(app: FastAPI) -> uvicorn.Server:
-    import uvicorn
-
-    class Server(uvicorn.Server):
-        """Refuses changes that wait as soon as it is told to stop: it waits for their answers."""
-
-        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-            app.state.hivlp.stop_changes()
-            await super().shutdown(sockets)
-
-    return Server(_config(app))
-
-
-def _config(app: Any) -> uvicorn.Config:
-    import uvicorn
-
-    return uvicorn.Config(
-        app,
-        loop="uvloop",
-        http="httptools",
-        ws="none",
-        log_config=None,  # its loggers have no say of their own: see logs.set_up
-        access_log=False,
-        server_header=False,
-        timeout_graceful_shutdown=DRAIN_S,
-    )
-
-
-@contextmanager
-def _quiet_signals() -> Iterator[None]:
-    """uvicorn stops gracefully on a signal, then raises it again: a clean stop ends with 0."""
-
-    def ignore(_: int, __: FrameType | None) -> None:
-        return
-
-    before = {number: signal.signal(number, ignore) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, old in before.items():
-            signal.signal(number, old)
+    failed = run_server(settings, bound, on_loaded)
+    if isinstance(failed, HivlpError):
+        raise failed
+    return 0 if failed is None else 1

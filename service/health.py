@@ -3,7 +3,8 @@
 `/livez`   is the process alive?        depends on nothing
 `/readyz`  should it get requests?      green once every index and model is loaded and warm, as
                                         long as what searches, follows versions and publishes
-                                        items is alive and not stuck
+                                        items is alive and not stuck; red from the first signal to
+                                        stop
 `/health`  what is going on?            for people
 """
 
@@ -23,6 +24,8 @@ def liveness() -> dict[str, Any]:
 
 def readiness(state: ServingState) -> dict[str, Any]:
     """Ready with at least one index, and with everything that must run. Raises NotReady."""
+    if state.draining:
+        raise NotReady("the service is being stopped")
     if not state.catalogue.indexes:
         raise NotReady("no index is loaded")
     if sick := state.pipeline.sick():

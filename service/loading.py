@@ -30,7 +30,6 @@ from hivlp.models.levels import Modality
 from hivlp.models.runtime.loading import load_encoders, load_reranker
 from hivlp.models.runtime.memory import available_memory
 from hivlp.models.runtime.providers import check_distributions
-from hivlp.models.runtime.threads import available_threads
 from hivlp.service.queries import ImageQuery, Query, Setting, VectorQuery, text_query
 from hivlp.service.schemas import SearchOptions
 from hivlp.service.serving import Catalogue, NoModel, QueryModel, ServedModel, ServedVersion
@@ -282,7 +281,7 @@ def _load_model(path: Path, settings: Settings) -> ServedModel:
     loaded = load_encoders(path, threads=settings.threads.encoder, ahead=None)
     towers: dict[Modality, Encoder[Any] | None] = {"text": loaded.text, "image": loaded.image}
     encoders = {side: tower for side, tower in towers.items() if tower is not None}
-    threads = settings.threads.reranker or available_threads()
+    threads = settings.threads.reranker or settings.cores
     reranker = load_reranker(loaded.artifact, threads=threads)
     return ServedModel(loaded.artifact.manifest, encoders, reranker)
 

@@ -2,26 +2,24 @@
 
 Names start with `hivlp_` and end in a base unit; a route is its template, never a path, and what
 matches no route counts as `unmatched`, so that nobody can make series by scanning.
+
+Where several processes serve, what any of them tells is of all: every gauge says by its
+`multiprocess_mode` (one of the `live...`) how those of several processes become one, and what can
+be worked out when it is asked for is `at_scrape`, never a `set_function`.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable
 
-from prometheus_client import (
-    CollectorRegistry,
-    Counter,
-    Gauge,
-    Histogram,
-    ProcessCollector,
-    generate_latest,
-)
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.openmetrics import exposition as openmetrics
+from prometheus_client.registry import Collector
 
-from hivlp.index.errors import SnapshotError
 from hivlp.index.snapshot.store import SnapshotStore
+from hivlp.service import shared_metrics
+from hivlp.service.scraped import OfAllProcesses, Processes, Snapshots
 from hivlp.service.searching_metrics import SearchingMetrics
 from hivlp.service.timeline import Span, overlap_saved_s
 
@@ -38,6 +36,13 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.searching = SearchingMetrics(self.registry)
+        shared = shared_metrics.joined()
+        self._told = self.registry if shared is None else CollectorRegistry()
+        self._snapshots = Snapshots()
+        self.at_scrape(self._snapshots)
+        self.at_scrape(Processes(shared))
+        if shared is not None:
+            self.at_scrape(OfAllProcesses(shared, without_zeros={"hivlp_snapshot_info"}))
         self._make_request_metrics()
         self._make_search_metrics()
         self._make_shared_cache_metrics()
@@ -58,10 +63,16 @@ class Metrics:
             registry=self.registry,
         )
         self.in_flight = Gauge(
-            "hivlp_in_flight", "Searches that hold a permit.", registry=self.registry
+            "hivlp_in_flight",
+            "Searches that hold a permit.",
+            registry=self.registry,
+            multiprocess_mode="livesum",
         )
         self.queue_size = Gauge(
-            "hivlp_queue_size", "Searches waiting for a worker.", registry=self.registry
+            "hivlp_queue_size",
+            "Searches waiting for a worker.",
+            registry=self.registry,
+            multiprocess_mode="livesum",
         )
 
     def _make_search_metrics(self) -> None:
@@ -117,6 +128,7 @@ class Metrics:
             "1 while a shared cache isn't asked, since asking it failed too often.",
             ("tier", "direction"),
             registry=self.registry,
+            multiprocess_mode="livemax",
         )
         self.cache_breaker_trips = Counter(
             "hivlp_cache_breaker_trips_total",
@@ -132,24 +144,21 @@ class Metrics:
             "1 for the version being searched: the built one, whatever changed since.",
             names,
             registry=self.registry,
+            multiprocess_mode="livemax",
         )
         self.snapshot_items = Gauge(
             "hivlp_snapshot_items",
             "Items of the version being searched.",
             ("index",),
             registry=self.registry,
-        )
-        self.snapshot_age = Gauge(
-            "hivlp_snapshot_age_seconds",
-            "Age of the version being searched.",
-            ("index",),
-            registry=self.registry,
+            multiprocess_mode="livemostrecent",
         )
         self.snapshot_changes = Gauge(
             "hivlp_snapshot_changes",
             "Items that came, changed or went since what is searched was built.",
             ("index",),
             registry=self.registry,
+            multiprocess_mode="livemostrecent",
         )
         self.swaps = Counter(
             "hivlp_swap_total",
@@ -164,12 +173,6 @@ class Metrics:
             registry=self.registry,
         )
         self._shown: dict[str, tuple[str, str, str]] = {}
-        self.snapshot_quarantined = Gauge(
-            "hivlp_snapshot_quarantined",
-            "Versions of an index that failed and were not verified since; -1 where unreadable.",
-            ("index",),
-            registry=self.registry,
-        )
         self.scrub_failures = Counter(
             "hivlp_scrub_failures_total",
             "Versions that were found corrupt while they were served.",
@@ -182,7 +185,12 @@ class Metrics:
             buckets=STAGE_BUCKETS_S,
             registry=self.registry,
         )
-        ProcessCollector(registry=self.registry)
+        self.processes = Gauge(
+            "hivlp_processes",
+            "Processes that have loaded everything and serve.",
+            registry=self.registry,
+            multiprocess_mode="livesum",
+        )
 
     def observe_spans(self, spans: Iterable[Span]) -> None:
         """Count the stages of one computed search, and what overlapping them saved."""
@@ -210,31 +218,37 @@ class Metrics:
         self._shown[index] = labels
         self.snapshot_info.labels(*labels).set(1)
         if before != labels:
-            self.snapshot_info.remove(*before)
+            self._forget(self.snapshot_info, before)
         self.snapshot_items.labels(index).set(items)
         self.snapshot_changes.labels(index).set(changes)
-        self.snapshot_age.labels(index).set_function(lambda: max(0.0, time.time() - created_s))
+        self._snapshots.created_s[index] = created_s
 
     def show_quarantine(self, index: str, store: SnapshotStore) -> None:
         """Tell how many versions of an index are quarantined, whenever that is asked."""
         self.scrub_failures.labels(index)  # 0 is a figure too
-        self.snapshot_quarantined.labels(index).set_function(lambda: _quarantined(store, index))
+        self._snapshots.stores[index] = store
+
+    def at_scrape(self, collector: Collector) -> None:
+        """Ask this for figures whenever all are asked for: what is the same in every process."""
+        self._told.register(collector)
 
     def exposition(self, accept: str = "") -> bytes:
-        """The text that Prometheus reads; with exemplars, where it asks for OpenMetrics."""
+        """The text that Prometheus reads; with exemplars, where it asks for OpenMetrics and one
+        process serves: files of several hold none. Blocking, then.
+        """
         if OPEN_METRICS in accept:
-            text: bytes = openmetrics.generate_latest(self.registry)  # type: ignore[no-untyped-call]
+            text: bytes = openmetrics.generate_latest(self._told)  # type: ignore[no-untyped-call]
             return text
-        return generate_latest(self.registry)
+        return generate_latest(self._told)
+
+    def _forget(self, gauge: Gauge, labels: tuple[str, ...]) -> None:
+        """Tell a series no longer. Files have no room for taking one out: there it is 0."""
+        if self._told is self.registry:
+            gauge.remove(*labels)
+        else:
+            gauge.labels(*labels).set(0)
 
 
 def content_type(accept: str) -> str:
     """The type of what `exposition` writes for this `Accept`."""
     return openmetrics.CONTENT_TYPE_LATEST if OPEN_METRICS in accept else CONTENT_TYPE_LATEST
-
-
-def _quarantined(store: SnapshotStore, index: str) -> float:
-    try:
-        return len(store.quarantine(index).entries())
-    except SnapshotError:
-        return -1

@@ -85,7 +85,7 @@ class Limits(_Part):
 
 
 class Threads(_Part):
-    """`workers` run searches (None: the cores this process may use); `encoder` is per stage.
+    """`workers` run searches (None: the cores a process may use); `encoder` is per stage.
 
     `reranker` run the pairs of one search (None: the cores again, it is most of a search's work).
     """
@@ -144,6 +144,10 @@ class Settings(BaseSettings):
     # What scans the levels: the GPU where there is one, else the CPU. See docs/operations.md.
     backend: Backend = "auto"
     warm: bool = True
+    # Processes that serve, each with everything loaded; files are mapped into memory once for all.
+    processes: int = Field(default=1, ge=1, le=256)
+    # Seconds for which requests are still taken after SIGTERM, while /readyz says no.
+    drain_s: float = Field(default=1.0, ge=0, le=600)
     # How fast large files of served versions are hashed in the background; 0 turns it off.
     scrub_mib_per_s: float = Field(default=50.0, ge=0, allow_inf_nan=False)
     limits: Limits = Limits()
@@ -176,9 +180,14 @@ class Settings(BaseSettings):
         return self.keys.has_admin or is_loopback(self.host)
 
     @property
+    def cores(self) -> int:
+        """The cores that one of the processes may keep busy, at least 1."""
+        return max(1, available_threads() // self.processes)
+
+    @property
     def workers(self) -> int:
-        """How many searches run at once."""
-        return self.threads.workers or available_threads()
+        """How many searches run at once in one process."""
+        return self.threads.workers or self.cores
 
 
 def is_loopback(host: str) -> bool:

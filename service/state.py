@@ -65,9 +65,10 @@ class ServingState:
         self.change_room = Room(settings.limits.max_change_bytes)
         self.cache = make_tiers(settings.cache, self.metrics)
         self.pictures = Pictures(settings.limits.max_pixels)
-        self.scrubbing = Scrubbing(settings.scrub_mib_per_s, self.metrics)
+        self.scrubbing = Scrubbing(settings.scrub_mib_per_s / settings.processes, self.metrics)
         self.request_log = RequestLog(settings.log)
         self.failure: BaseException | None = None
+        self.draining = False  # told to stop: what comes is still answered, and readiness is red
         self._load = load
         self._catalogue: Catalogue | None = None
         self._pipeline: Pipeline | None = None
@@ -91,9 +92,11 @@ class ServingState:
 
     @property
     def status(self) -> str:
-        """Loading, ready or failed."""
+        """Loading, ready, draining or failed."""
         if self.failure is not None or self.dead:
             return "failed"
+        if self.draining:
+            return "draining"
         return "ready" if self._pipeline is not None else "loading"
 
     @property
@@ -146,6 +149,7 @@ class ServingState:
         self.scrubbing.start(catalogue)
         for name in catalogue.indexes:
             self.show(name)
+        self.metrics.processes.set(1)
         if catalogue.source is not None:
             self._follow(catalogue, catalogue.source)
 

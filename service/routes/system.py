@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from importlib.metadata import version
 from typing import Any
 
@@ -72,7 +73,7 @@ async def full_health(request: Request) -> Response:
 async def metrics(request: Request) -> Response:
     """Metrics for Prometheus, in the form that `Accept` asks for."""
     accept = request.headers.get("accept", "")
-    body = state_of(request).metrics.exposition(accept)
+    body = await asyncio.to_thread(state_of(request).metrics.exposition, accept)
     return Response(body, media_type=content_type(accept))
 
 

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import fcntl
 import json
-import os
-import re
 import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -22,8 +18,8 @@ import pytest
 from hivlp.index.snapshot.amend import LOCK
 from hivlp.index.snapshot.store import SnapshotStore
 from tests.integration.served_home import make_corpus, make_home
+from tests.integration.served_process import command, environment, served
 
-READY = re.compile(r"hivlp is ready: (http://\S+)")
 STOP_S = 30
 
 
@@ -31,15 +27,6 @@ STOP_S = 30
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     corpus = make_corpus(tmp_path_factory.mktemp("corpus"))
     return make_home(tmp_path_factory.mktemp("home"), corpus)
-
-
-def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "hivlp.service.main", "serve", *arguments]
-
-
-def environment(**more: str) -> dict[str, str]:
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("HIVLP_")}
-    return {**clean, **more}
 
 
 def run(*arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
@@ -51,25 +38,6 @@ def run(*arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
         timeout=60,
         check=False,
     )
-
-
-@contextmanager
-def served(home: Path, **more: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    arguments = command("--home", str(home), "--port", "0")
-    with subprocess.Popen(
-        arguments,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        env=environment(**more),
-    ) as process:
-        try:
-            assert process.stdout is not None
-            found = READY.search(process.stdout.readline())
-            assert found is not None
-            yield process, found.group(1)
-        finally:
-            process.kill()
 
 
 @pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGINT])

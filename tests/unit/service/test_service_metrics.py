@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import httpx
 import pytest
+from prometheus_client import Gauge
 from prometheus_client.parser import text_string_to_metric_families
 
 from hivlp.service.app import create_app
@@ -87,3 +88,11 @@ def test_each_app_has_a_registry_of_its_own() -> None:
 @pytest.mark.parametrize("unit", ["_ms", "_milliseconds", "_kb", "_megabytes"])
 def test_units_are_base_units(unit: str) -> None:
     assert unit.encode() not in Metrics().exposition()
+
+
+def test_every_gauge_says_how_those_of_several_processes_become_one() -> None:
+    told = Metrics().registry._collector_to_names  # no public way leads to what is registered
+    gauges = [metric for metric in told if isinstance(metric, Gauge)]
+    assert len(gauges) > 3
+    modes = {gauge._name: gauge._multiprocess_mode for gauge in gauges}
+    assert {name for name, mode in modes.items() if not mode.startswith("live")} == set()

@@ -1,0 +1,95 @@
+"""One of several serving processes: what runs in it, and what it and its parent say to each other.
+
+    child   LOADED       everything is loaded and warm, and it waits
+            FAILED text  it can't be loaded, which is why it ends
+    parent  GO           serve: at a start once all have loaded, so that a service that says it is
+                         ready is so in whichever process is asked
+
+Started by spawn, never by fork: threads and what onnxruntime and FAISS hold don't survive one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+from dataclasses import dataclass
+from multiprocessing import connection, parent_process
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from hivlp.models.errors import HivlpError
+from hivlp.service.settings import Settings
+
+LOADED, FAILED, GO = b"loaded", b"failed ", b"go"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Which of the processes this is, and what it shares with the others.
+
+    `load_first`: another one serves, so nothing is accepted here before everything is loaded.
+    """
+
+    name: str
+    metrics: Path
+    load_first: bool
+
+
+def run_child(
+    settings: Settings, bound: socket.socket, link: Connection[bytes, bytes], place: Place
+) -> None:
+    """Serve until told to stop; ends the process with 0 after a clean stop, with 1 otherwise."""
+    from hivlp.service import shared_metrics
+    from hivlp.service.begin import begin_process
+
+    # Before it serves, and once it has stopped, there is nothing to stop: the parent says it again.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    begin_process(settings)
+    shared_metrics.join(place.metrics, place.name)
+    threading.Thread(target=_end_with_parent, name="hivlp-parent", daemon=True).start()
+    sys.exit(_serve(settings, bound, link, place))
+
+
+def _serve(
+    settings: Settings, bound: socket.socket, link: Connection[bytes, bytes], place: Place
+) -> int:
+    from hivlp.service.loading import load_catalogue
+    from hivlp.service.running import run_server
+    from hivlp.service.serving import Catalogue
+
+    def load(given: Settings) -> Catalogue:
+        catalogue = load_catalogue(given)
+        link.send_bytes(LOADED)
+        assert link.recv_bytes() == GO
+        return catalogue
+
+    def on_loaded(error: BaseException | None) -> None:
+        if error is None:
+            return
+        with contextlib.suppress(OSError):  # the parent knows already
+            link.send_bytes(FAILED + _said(error).encode())
+        if place.load_first:
+            # Stopped in good order, it would listen for a moment, and answer somebody with 503.
+            logging.shutdown()
+            os._exit(1)
+
+    failed = run_server(settings, bound, on_loaded, load=load, load_first=place.load_first)
+    return 0 if failed is None else 1
+
+
+def _said(error: BaseException) -> str:
+    return str(error) if isinstance(error, HivlpError) else f"{type(error).__name__}: {error}"
+
+
+def _end_with_parent() -> None:
+    """Stop in good order when the parent is gone, however it went."""
+    parent = parent_process()
+    assert parent is not None, "a child process has a parent"
+    connection.wait([parent.sentinel])
+    os.kill(os.getpid(), signal.SIGTERM)
