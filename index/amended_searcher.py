@@ -8,14 +8,14 @@ before the end: entry rows of a graph are built rows.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from cachetools import LRUCache
 
-from hivlp.index.candidates import Candidates, RowArray
+from hivlp.index.candidates import Candidates, RowArray, merged
 from hivlp.index.cascade import Plan, PlanRequest, Stage
 from hivlp.index.delta_filters import DeltaFilters
 from hivlp.index.errors import NoSuchItem, PlanError
@@ -23,7 +23,7 @@ from hivlp.index.filters import Expression
 from hivlp.index.local_searcher import LocalSearcher
 from hivlp.index.masks import BoolArray, Mask, RowMask
 from hivlp.index.searcher import FoundItem, SnapshotInfo, StoredStates
-from hivlp.index.snapshot.delta import Delta, merged
+from hivlp.index.snapshot.delta import Delta
 from hivlp.index.snapshot.snapshot import Snapshot
 from hivlp.models.levels import FloatArray, Modality
 
@@ -109,6 +109,24 @@ class AmendedSearcher:
             found.append(merged([built[i], self._delta_step(searched, stage, query, own, mask)],
                                 2 * stage.keep))  # fmt: skip
         return found
+
+    def exact(
+        self,
+        searched: Modality,
+        query: FloatArray,
+        keep: int,
+        between: Callable[[], None],
+        *,
+        mask: Mask | None = None,
+    ) -> Candidates:
+        """Exhaustive search of the finest level by a query (dim,) float32, in turns."""
+        assert mask is None or isinstance(mask, AmendedMask), type(mask)
+        alive = self._delta.alive(searched) if mask is None else mask.built
+        built = self._built.exact(searched, query, keep, between, mask=alive)
+        finest = self._info.levels[-1].level
+        allowed = None if mask is None else mask.parts
+        delta = self._delta.search(searched, finest, query, keep, allowed)
+        return merged((built, delta), keep)
 
     def items(self, searched: Modality, found: Candidates, k: int, offset: int) -> list[FoundItem]:
         """The best row of each item, skipping `offset` items, at most `k`."""

@@ -6,6 +6,7 @@ high, so a result never depends on the backend that found it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -50,3 +51,13 @@ class Candidates:
     def none() -> Candidates:
         """No candidates at all."""
         return Candidates(np.empty(0, np.int64), np.empty(0, np.float32))
+
+
+def merged(found: Sequence[Candidates], keep: int) -> Candidates:
+    """Candidates of several places as one, the best `keep`."""
+    full = [some for some in found if len(some)]
+    if len(full) < 2:
+        return full[0].top(keep) if full else Candidates.none()
+    rows = np.concatenate([some.rows for some in full])
+    scores = np.concatenate([some.scores for some in full])
+    return Candidates.ranked(rows, scores, keep)

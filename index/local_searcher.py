@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from hivlp.index.backends.choose import open_level
+from hivlp.index.backends.exact import best_rows_in_turns
 from hivlp.index.candidates import Candidates, RowArray
 from hivlp.index.cascade import Plan, PlanRequest, Stage, run_stage
 from hivlp.index.errors import NoSuchItem
@@ -115,6 +116,23 @@ class LocalSearcher:
         if mask is not None and scans and not levels[stage.level].capabilities.mask:
             levels = {**levels, stage.level: _maskable(side, stage.level)}
         return run_stage(levels, stage, queries, previous, graphs=side.graphs, mask=mask)
+
+    def exact(
+        self,
+        searched: Modality,
+        query: FloatArray,
+        keep: int,
+        between: Callable[[], None],
+        *,
+        mask: Mask | None = None,
+    ) -> Candidates:
+        """Exhaustive search of the finest rows by a query (dim,) float32, in turns."""
+        side = self._side(searched)
+        if side is None:
+            return Candidates.none()
+        assert mask is None or isinstance(mask, RowMask), type(mask)
+        rows = side.rows[self._info.levels[-1].level]
+        return best_rows_in_turns(rows, query, keep, between, mask)
 
     def items(self, searched: Modality, found: Candidates, k: int, offset: int) -> list[FoundItem]:
         """The best row of each item, skipping `offset` items, at most `k`."""

@@ -6,7 +6,7 @@ that the encoder can work on the next level meanwhile.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -93,6 +93,21 @@ class Searcher(Protocol):
         `queries` is (n, dim of stage.level) float32, normalised. `mask` (None: every row) says
         which of the side's rows the first stage may find, and so all that the later ones re-score;
         the plan must have been made for it. Every index takes one, whatever its codes.
+        """
+
+    def exact(
+        self,
+        searched: Modality,
+        query: FloatArray,
+        keep: int,
+        between: Callable[[], None],
+        *,
+        mask: Mask | None = None,
+    ) -> Candidates:
+        """The best `keep` rows for a finest query (dim,) float32, by exhaustive search: what the
+        exact plan finds, for whoever has time.
+
+        `between` is called every few milliseconds of work; it may wait, and raise to give up.
         """
 
     def items(self, searched: Modality, found: Candidates, k: int, offset: int) -> list[FoundItem]:

@@ -29,7 +29,7 @@ from hivlp.models.reranker import DEFAULT_RERANKED
 from hivlp.models.runtime.threads import available_threads
 from hivlp.service.cache.settings import CacheSettings
 from hivlp.service.keys import KeySettings
-from hivlp.service.watch_settings import LogSettings
+from hivlp.service.watch_settings import LogSettings, RecallSettings, SpareSettings
 
 PREFIX = "HIVLP_"
 FILE_VARIABLE = "HIVLP_SETTINGS_FILE"
@@ -157,6 +157,8 @@ class Settings(BaseSettings):
     changes: ChangeSettings = ChangeSettings()
     keys: KeySettings = KeySettings()
     log: LogSettings = LogSettings()
+    spare: SpareSettings = SpareSettings()
+    recall: RecallSettings = RecallSettings()
 
     @classmethod
     def settings_customise_sources(

@@ -21,12 +21,15 @@ from hivlp.service.metrics import Metrics
 from hivlp.service.pictures import Pictures
 from hivlp.service.pipeline import Pipeline, Workers
 from hivlp.service.priority import behind
+from hivlp.service.recall import RecallWatch
 from hivlp.service.request_log import Ended, RequestLog
 from hivlp.service.scrubbing import Scrubbing
 from hivlp.service.serving import Catalogue, Source
 from hivlp.service.settings import Settings
+from hivlp.service.spare import Spare
 from hivlp.service.swap import Swapper
 from hivlp.service.tasks import Supervisor
+from hivlp.service.watch_metrics import RecallMetrics
 
 log = logging.getLogger("hivlp.service")
 
@@ -67,6 +70,13 @@ class ServingState:
         self.pictures = Pictures(settings.limits.max_pixels)
         self.scrubbing = Scrubbing(settings.scrub_mib_per_s / settings.processes, self.metrics)
         self.request_log = RequestLog(settings.log)
+        self.spare = Spare(
+            lambda: self.admission.in_flight >= settings.workers,
+            core_share=settings.spare.core_share,
+            patience_s=settings.spare.patience_s,
+        )
+        recall_metrics = RecallMetrics(self.metrics.registry)
+        self.recall = RecallWatch(settings.recall, self.spare, settings.limits, recall_metrics)
         self.failure: BaseException | None = None
         self.draining = False  # told to stop: what comes is still answered, and readiness is red
         self._load = load
@@ -144,6 +154,8 @@ class ServingState:
             limits=self.settings.limits,
         )
         self._catalogue = catalogue
+        if self.recall.on:
+            self._tasks.start("checking recall", lambda: self.recall.run(catalogue))
         for live in catalogue.indexes.values():
             live.close_in(threads.closing)
         self.scrubbing.start(catalogue)
@@ -201,6 +213,7 @@ class ServingState:
         """Wait for what runs, then end the threads and close the indexes."""
         self.stop_changes()
         await self._tasks.stop()
+        await asyncio.to_thread(self.spare.close)
         for writer in self._writers.values():
             await writer.close()
         own = self.threads

@@ -27,3 +27,31 @@ class LogSettings(BaseModel):
     slow_ms: float = Field(default=250.0, gt=0, le=600_000)
     slow_per_s: float = Field(default=20.0, ge=0, le=1_000_000)
     requests_per_s: float = Field(default=10.0, ge=0, le=1_000_000)
+
+
+class SpareSettings(BaseModel):
+    """What checks of answers that were given already may cost, `recall` and `shadow` together.
+
+    At most `core_share` of one core; a check that requests keep waiting for `patience_s` seconds is
+    given up.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    core_share: float = Field(default=0.02, gt=0, le=1)
+    patience_s: float = Field(default=5.0, ge=0, le=600)
+
+
+class RecallSettings(BaseModel):
+    """Live queries that are answered again exactly: a `share` of them (0: none), `max_per_s`.
+
+    `hivlp_ann_recall` is the mean of the last `window` of a version. Sides of more than `max_rows`
+    rows aren't searched exactly.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    share: float = Field(default=0.01, ge=0, le=1)
+    max_per_s: float = Field(default=1.0, gt=0, le=1_000)
+    window: int = Field(default=200, ge=1, le=100_000)
+    max_rows: int = Field(default=10_000_000, ge=1)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from hivlp.index.backends.rows import LevelRows, Rows, check_queries, ranked_scores
-from hivlp.index.candidates import Candidates, RowArray
+from hivlp.index.candidates import Candidates, RowArray, merged
 from hivlp.index.level_index import Capabilities, SearchParams
 from hivlp.index.masks import RowMask
 from hivlp.models.levels import FloatArray
@@ -21,6 +21,8 @@ CAPABILITIES = Capabilities(
     exact=True,
     batch=False,
 )
+SLICE_NUMBERS = 4_000_000
+"""Numbers scored between two pauses: about 2 ms of reading memory."""
 SPARSE = 8
 """Allowed rows are gathered where they are fewer than one in this many; else all are scanned."""
 
@@ -78,3 +80,23 @@ def best_rows(rows: Rows, query: FloatArray, k: int, mask: RowMask | None = None
     sparse = SPARSE * len(allowed) < rows.size
     scores = rows.score(query, allowed) if sparse else rows.scan(query)[allowed]
     return Candidates.ranked(allowed, scores, k)
+
+
+def best_rows_in_turns(
+    rows: LevelRows,
+    query: FloatArray,
+    k: int,
+    between: Callable[[], None],
+    mask: RowMask | None = None,
+) -> Candidates:
+    """As `best_rows`, a slice of rows at a time: `between` is called after each, and may wait."""
+    assert mask is None or mask.size == rows.size, (mask.size, rows.size)
+    step = max(1, SLICE_NUMBERS // rows.dim)
+    best = Candidates.none()
+    for start in range(0, rows.size, step):
+        part = rows.part(slice(start, start + step))
+        allowed = None if mask is None else RowMask.of(mask.allowed[start : start + step])
+        found = best_rows(part, query, k, allowed)
+        best = merged((best, Candidates(found.rows + start, found.scores)), k)
+        between()
+    return best

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from hivlp.index.candidates import Candidates, RowArray
+from hivlp.index.candidates import Candidates, RowArray, merged
 from hivlp.index.masks import BoolArray, RowMask
 from hivlp.index.snapshot.catalogue import Catalogue
 from hivlp.index.snapshot.changes import Segment, SegmentSide
@@ -206,16 +206,6 @@ class Delta:
                 parts.append(Part(number, first, own, self._live[number][own.owners]))
                 first += own.size
         return tuple(parts)
-
-
-def merged(found: Sequence[Candidates], keep: int) -> Candidates:
-    """Candidates of several places as one, the best `keep`."""
-    full = [some for some in found if len(some)]
-    if len(full) < 2:
-        return full[0].top(keep) if full else Candidates.none()
-    rows = np.concatenate([some.rows for some in full])
-    scores = np.concatenate([some.scores for some in full])
-    return Candidates.ranked(rows, scores, keep)
 
 
 def _live(segments: Sequence[Segment]) -> list[BoolArray]:

@@ -15,7 +15,6 @@ from hivlp.service.bodies import read_json, read_upload, split_image
 from hivlp.service.errors import internal_problem, problem_of
 from hivlp.service.leaving import unless_left
 from hivlp.service.openapi import ERRORS, json_body, upload_body
-from hivlp.service.pipeline import Pipeline
 from hivlp.service.queries import ImageQuery, ItemQuery, Query, VectorQuery, text_query
 from hivlp.service.request_log import Noted, note
 from hivlp.service.responses import json_response
@@ -94,13 +93,12 @@ async def search_batch(request: Request) -> Response:
     state, timeline = state_of(request), _timeline(request)
     limits = state.settings.limits
     searches = _searches_of(await read_json(request), limits.max_batch)
-    pipeline = state.pipeline
+    _ = state.pipeline  # not ready is not ready, whether there is room or not
     with state.admission.permits(len(searches)):
         state.metrics.searching.batch_requests.observe(len(searches))
         request_id = str(request.state.request_id)
         work = [
-            _one_of_batch(pipeline, one, limits, note(request, Timeline()), request_id)
-            for one in searches
+            _one_of_batch(state, one, note(request, Timeline()), request_id) for one in searches
         ]
         results = await unless_left(request, _all_of(work))
     body = {"results": results, "took_ms": timeline.elapsed_ms(), "request_id": request_id}
@@ -120,11 +118,11 @@ async def _answer(
     request: Request, kind: str, fields: Mapping[str, Any], image: bytes = b""
 ) -> Response:
     state: ServingState = state_of(request)
-    pipeline = state.pipeline
+    _ = state.pipeline  # not ready is not ready, whether there is room or not
     with state.admission.permits():
         noted = note(request, _timeline(request))
         query, options = _parse(kind, fields, image, state.settings.limits)
-        answer = await unless_left(request, _search(pipeline, query, options, noted))
+        answer = await unless_left(request, _search(state, query, options, noted))
     return json_response({**answer, "request_id": request.state.request_id})
 
 
@@ -133,12 +131,12 @@ async def _all_of(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
 
 
 async def _one_of_batch(
-    pipeline: Pipeline, one: Mapping[str, Any], limits: Limits, noted: Noted, request_id: str
+    state: ServingState, one: Mapping[str, Any], noted: Noted, request_id: str
 ) -> dict[str, Any]:
     """An answer, or the error that this search alone would have got."""
     try:
-        query, options = _parse_one(one, limits)
-        answer = await _search(pipeline, query, options, noted)
+        query, options = _parse_one(one, state.settings.limits)
+        answer = await _search(state, query, options, noted)
     except Exception as error:
         problem = problem_of(error) or internal_problem(error, request_id)
         return problem.body(request_id)
@@ -146,11 +144,12 @@ async def _one_of_batch(
 
 
 async def _search(
-    pipeline: Pipeline, query: Query, options: SearchOptions, noted: Noted
+    state: ServingState, query: Query, options: SearchOptions, noted: Noted
 ) -> dict[str, Any]:
     noted.query = query
-    noted.answer = await pipeline.search(query, options, noted.timeline)
-    return noted.answer
+    noted.answer = answer = await state.pipeline.search(query, options, noted.timeline)
+    state.recall.offer(query, options, answer)
+    return answer
 
 
 def _parse_one(one: Mapping[str, Any], limits: Limits) -> Parsed:

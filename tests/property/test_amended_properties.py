@@ -103,6 +103,11 @@ def ids_found(
     return [item.id for item in searcher.items("image", found[0], k, 0)]
 
 
+def ids_in_turns(searcher: AmendedSearcher, query: FloatArray, mask: Any = None) -> list[str]:
+    found = searcher.exact("image", query, 10, lambda: None, mask=mask)
+    return [item.id for item in searcher.items("image", found, 10, 0)]
+
+
 def some_changes(seed: int, count: int) -> list[Change]:
     rng = np.random.default_rng(seed)
     vectors = nested_vectors(count, seed + 100)
@@ -144,6 +149,7 @@ def test_changes_are_found_as_if_they_had_been_built(
         exact = searcher.plan(PlanRequest("image", "image", 10, "exact"))
         expected = world.best(query, 10)
         assert ids_found(searcher, exact, query) == expected
+        assert ids_in_turns(searcher, query) == expected
         for name in ("cascade", "funnel"):
             plan = searcher.plan(PlanRequest("image", "image", 10, name))
             hits += len(set(ids_found(searcher, plan, query)) & set(expected))
@@ -158,6 +164,7 @@ def test_changes_are_found_as_if_they_had_been_built(
             filtered = searcher.plan(PlanRequest("image", "image", 10), allowed=mask.count)
             assert mask.count == len(world.best(query, ROWS * 2, **wanted))
             assert ids_found(searcher, filtered, query, mask) == world.best(query, 10, **wanted)
+            assert ids_in_turns(searcher, query, mask) == world.best(query, 10, **wanted)
     assert hits >= 0.97 * 2 * 10 * len(queries)
     check_every_item(searcher, world)
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from hivlp.index.backends import exact
 from hivlp.index.backends.choose import codec_for, open_level, write_graph, write_level
 from hivlp.index.backends.rows import LevelRows
 from hivlp.index.candidates import Candidates
@@ -168,6 +169,26 @@ def test_under_a_mask_the_best_allowed_rows_are_found_all_k_of_them(
     else:
         np.testing.assert_allclose(found.scores, scores, atol=2e-6)
         assert found.rows[:10].tolist() == rows[:10].tolist()
+
+
+@pytest.mark.parametrize("rows", [0, 1, 7, 64, 65])
+@pytest.mark.parametrize("allowed", [None, 0.0, 0.05, 0.6])
+def test_in_turns_the_same_is_found_with_a_pause_after_every_slice(
+    rows: int, allowed: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exact, "SLICE_NUMBERS", 16 * 7)  # seven rows at a time
+    vectors = unit_vectors(max(rows, 2), 16, seed=3)[:rows]
+    vectors[rows // 2 :] = vectors[: rows - rows // 2]  # every score twice
+    level = LevelRows(vectors, 16)
+    draws = np.random.default_rng(rows).random(rows)
+    mask = None if allowed is None else RowMask.of(draws < allowed)
+    pauses: list[int] = []
+    for query in unit_vectors(3, 16, seed=4):
+        whole = exact.best_rows(level, query, 9, mask)
+        found = exact.best_rows_in_turns(level, query, 9, lambda: pauses.append(1), mask)
+        np.testing.assert_array_equal(found.rows, whole.rows)
+        np.testing.assert_array_equal(found.scores, whole.scores)
+    assert len(pauses) == 3 * -(-rows // 7)
 
 
 @pytest.mark.parametrize("kind", sorted(FAST_SCAN))

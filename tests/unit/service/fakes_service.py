@@ -161,6 +161,19 @@ class FakeSearcher:
         scores = nested_prefix(self._rows, dim)[rows] @ queries[0]
         return [Candidates.ranked(rows, scores, stage.keep)]
 
+    def exact(
+        self,
+        searched: Modality,
+        query: FloatArray,
+        keep: int,
+        between: Callable[[], None],
+        *,
+        mask: RowMask | None = None,
+    ) -> Candidates:
+        between()
+        rows = np.arange(len(NAMES)) if mask is None else mask.rows
+        return Candidates.ranked(rows, self._rows[rows] @ query, keep)
+
     def items(self, searched: Modality, found: Candidates, k: int, offset: int) -> list[FoundItem]:
         pairs = list(zip(found.rows.tolist(), found.scores.tolist(), strict=True))
         return [

@@ -1,0 +1,119 @@
+"""Work in the time that requests leave: checks of answers that were given already.
+
+One thing at a time, in a thread that gives way to all others, and only while fewer requests are in
+flight than there are cores. Work calls `breathe` every few milliseconds: that waits while requests
+need the cores, and gives up after a while, so that nothing is held for long. What it may cost in
+all is a share of one core, however large the index: a check that took long is followed by a pause.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from hivlp.models.errors import HivlpError
+from hivlp.service.priority import behind
+
+T = TypeVar("T")
+LOOK_S = 0.002
+"""How often is looked whether requests have left a core again."""
+
+
+class NoTime(HivlpError):
+    """Requests needed the cores for so long that the work was given up; or the service ends."""
+
+
+class Spare:
+    """A thread for what may wait."""
+
+    def __init__(
+        self,
+        busy: Callable[[], bool],
+        *,
+        core_share: float,
+        patience_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._busy = busy
+        self._core_share = core_share
+        self._patience_s = patience_s
+        self._clock = clock
+        self._pool = ThreadPoolExecutor(1, "hivlp-spare", behind)
+        self._closing = threading.Event()
+        self._turn = asyncio.Lock()
+        self._free_s = 0.0
+        self._waited_s = 0.0
+
+    @property
+    def free(self) -> bool:
+        """Whether anything more may be begun: nothing runs, and the share isn't used up."""
+        return not self._turn.locked() and self._clock() >= self._free_s
+
+    def breathe(self) -> None:
+        """Let requests go first. Called by the work, in its thread. Raises NoTime."""
+        while self._busy() and not self._closing.is_set():
+            if self._waited_s >= self._patience_s:
+                raise NoTime("requests needed the cores")
+            began_s = self._clock()
+            self._closing.wait(LOOK_S)
+            self._waited_s += self._clock() - began_s
+        if self._closing.is_set():
+            raise NoTime("the service ends")
+
+    async def run(self, work: Callable[[], T], spent: Callable[[float], None]) -> T:
+        """What `work` returns, done in the thread once it is free. Raises NoTime, and its errors.
+
+        `spent` is told the seconds of a core that it took. The pause that has to follow begins
+        then; whoever looks at `free` before a next one keeps it.
+        """
+        async with self._turn:
+            used_s = 0.0
+
+            def timed() -> T:
+                nonlocal used_s
+                began_s = time.thread_time()
+                self._waited_s = 0.0
+                try:
+                    self.breathe()
+                    return work()
+                finally:
+                    used_s = time.thread_time() - began_s
+
+            try:
+                return await asyncio.get_running_loop().run_in_executor(self._pool, timed)
+            finally:
+                spent(used_s)
+                self._free_s = self._clock() + used_s / self._core_share
+
+    def close(self) -> None:
+        """End what runs, at its next breath, and the thread. Blocking."""
+        self._closing.set()
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+
+class Lottery:
+    """Draws a share of what comes: one in so many, at gaps that follow no rhythm."""
+
+    def __init__(self, share: float, chance: random.Random | None = None) -> None:
+        assert 0 < share <= 1, share
+        self._mean = 1 / share
+        self._chance = chance or random.Random()
+        self._left = self._gap()
+
+    def draw(self) -> bool:
+        """Whether this one is taken."""
+        self._left -= 1
+        if self._left > 0:
+            return False
+        self._left = self._gap()
+        return True
+
+    def _gap(self) -> int:
+        """From a quarter to seven quarters of the mean, which is 1 / share."""
+        spread = 0.75 * (self._mean - 1)
+        return round(self._mean + self._chance.uniform(-spread, spread))
