@@ -5,8 +5,8 @@ row at the finest level with the query encoded to its full depth. What scores as
 counts as right, as in `hivlp evaluate`. A check runs in spare time, long after its answer was sent.
 
 Queries whose answer was chosen to be another are left out: pages beyond the first, re-ranked,
-capped by `max_level` or `min_score`, with widths of the caller's own, exact, or cached (checked when computed, as
-often as any other).
+capped by `max_level` or `min_score`, with widths of the caller's own, exact, or cached (checked
+when computed, as often as any other).
 """
 
 from __future__ import annotations

@@ -149,7 +149,13 @@ def test_every_kind_of_query_is_compared_with_its_own_exact_answer(
 
 @pytest.mark.parametrize(
     "body",
-    [{"max_level": 1}, {"plan": "exact"}, {"offset": 1}, {"cascade": [{"level": 1, "keep": 20}]}],
+    [
+        {"max_level": 1},
+        {"plan": "exact"},
+        {"offset": 1},
+        {"min_score": -1.0},
+        {"cascade": [{"level": 1, "keep": 20}]},
+    ],
 )
 def test_an_answer_that_was_asked_to_be_another_says_nothing(
     world: World, body: dict[str, Any]
