@@ -18,7 +18,7 @@ import pytest
 from hivlp.index.snapshot.amend import LOCK
 from hivlp.index.snapshot.store import SnapshotStore
 from tests.integration.served_home import make_corpus, make_home
-from tests.integration.served_process import command, environment, served
+from tests.integration.served_process import READY, command, environment, served
 
 STOP_S = 30
 
