@@ -1,12 +1,14 @@
-"""An open-loop load on HTTP servers: requests arrive when they are due, whatever answers.
+"""Loads on HTTP servers, open and closed. Open: requests arrive when due, whatever answers.
 
-Latency counts from when a request was due, so a server that stalls pays for all who waited. Raw
-HTTP/1.1 over kept-alive connections: the client costs about 0.1 ms of CPU a request.
+An open load's latency counts from when a request was due, so a server that stalls pays for all who
+waited. In a closed one so many clients ask, each when it has its answer. Raw HTTP/1.1 over
+kept-alive connections: the client costs about 0.1 ms of CPU a request (`client_ms`).
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -23,7 +25,15 @@ class Load:
     """What came of a load: milliseconds of each answer, and how many of each status."""
 
     latencies_ms: list[float] = field(default_factory=list)
+    each: list[tuple[int, float]] = field(default_factory=list)
+    """Status and milliseconds of every request."""
     statuses: Counter[int] = field(default_factory=Counter)
+
+    def add(self, status: int, ms: float) -> None:
+        """Count an answer."""
+        self.statuses[status] += 1
+        self.latencies_ms.append(ms)
+        self.each.append((status, ms))
 
     def percentile(self, p: float) -> float:
         """Milliseconds that `p` percent of the answers took at most."""
@@ -71,6 +81,33 @@ def run_beside(
     return uvloop.run(all_of_them())
 
 
+def run_closed(
+    port: int, make: Callable[[int], Request], clients: int, seconds: float
+) -> tuple[Load, float]:
+    """`clients` that ask one after the other for so long; and the answers a second."""
+    return uvloop.run(_closed(port, make, clients, seconds))
+
+
+async def _closed(
+    port: int, make: Callable[[int], Request], clients: int, seconds: float
+) -> tuple[Load, float]:
+    load = Load()
+    numbers = itertools.count()
+    began = time.perf_counter()
+    end = began + seconds
+
+    async def one() -> None:
+        connection = await _Connection.open(port)
+        while (asked := time.perf_counter()) < end:
+            status = await connection.ask(*make(next(numbers)))
+            load.add(status, 1e3 * (time.perf_counter() - asked))
+        connection.writer.close()
+
+    await asyncio.gather(*(one() for _ in range(clients)))
+    answered = len(load.latencies_ms) - load.failed
+    return load, answered / (time.perf_counter() - began)
+
+
 async def _run(
     ports: Sequence[int], make: Callable[[int], Request], rate: float, seconds: float, seed: int
 ) -> Load:
@@ -104,8 +141,7 @@ async def _one(
         except (OSError, asyncio.IncompleteReadError, TimeoutError):
             if not kept:
                 break
-    load.statuses[status] += 1
-    load.latencies_ms.append(1e3 * (time.perf_counter() - due))
+    load.add(status, 1e3 * (time.perf_counter() - due))
 
 
 @dataclass

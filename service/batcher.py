@@ -32,6 +32,8 @@ HUNG_S = 60.0
 DEATHS = 5
 """So many deaths within `DEATHS_S` seconds and the next worker isn't replaced."""
 DEATHS_S = 60.0
+SMOOTHING = 0.1
+"""The weight of the latest batch in what a job is expected to take."""
 
 T = TypeVar("T")
 
@@ -98,6 +100,7 @@ class MicroBatcher:
         self._deaths: deque[float] = deque(maxlen=DEATHS)
         self._given_up = 0
         self._made = 0
+        self._job_s = 0.0
         self._workers = {self._another() for _ in range(workers)}
 
     def submit(
@@ -132,6 +135,10 @@ class MicroBatcher:
             return False
         job.future.cancel()
         return True
+
+    def expected_wait_s(self) -> float:
+        """How long a job that came now would wait for a worker, by what jobs took lately."""
+        return len(self._waiting) * self._job_s / max(1, len(self._workers))
 
     def sick(self) -> str | None:
         """What is wrong with the workers, in words; None where nothing is."""
@@ -168,10 +175,17 @@ class MicroBatcher:
                     continue
                 own.taken, own.busy_since_s = taken, time.perf_counter()
                 self._run(taken)
+                took_s = time.perf_counter() - own.busy_since_s
+                self._learn(took_s / len(taken))
                 own.taken, own.busy_since_s = (), None
         except BaseException:  # whatever it is, somebody waits for what this thread had
             log.exception("a search worker died with %d searches", len(own.taken))
             self._call(self._died, own)
+
+    def _learn(self, job_s: float) -> None:
+        """What a job takes, smoothed; two workers that say so at once lose one word of it."""
+        weight = SMOOTHING if self._job_s else 1.0
+        self._job_s += weight * (job_s - self._job_s)
 
     def _take(self) -> Sequence[Job[Any]] | None:
         """Wait for jobs; none where others took them first. None at the end."""

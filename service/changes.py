@@ -52,7 +52,7 @@ class ItemWriter:
         if self._stopping.is_set():
             raise NotWritable(STOPPING)
         if len(self._queue) >= self._settings.limits.max_changes:
-            raise Overloaded(self._settings.limits.max_changes, "changes wait to be published")
+            raise Overloaded(f"{self._settings.limits.max_changes} changes wait to be published")
         waiting = Waiting(change, asyncio.get_running_loop().create_future())
         self._queue.append(waiting)
         self._wake.set()

@@ -9,6 +9,7 @@ the request id and answered with 500, without a word of its text.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -71,11 +72,15 @@ class BodyTimeout(ServiceError):
 
 
 class Overloaded(ServiceError):
-    """Every permit is taken: an ordinary answer, never a failure."""
+    """As much is under way as may be: an ordinary answer, never a failure.
 
-    def __init__(self, limit: int, what: str = "requests are in flight") -> None:
-        message = f"{limit} {what}, the most there may be; try again"
-        super().__init__(429, "overloaded", message, headers={"Retry-After": "1"})
+    `what` says how much that is; `retry_s` is when there may be room again.
+    """
+
+    def __init__(self, what: str, *, retry_s: float = 1.0) -> None:
+        headers = {"Retry-After": str(max(1, math.ceil(retry_s)))}
+        super().__init__(429, "overloaded", f"{what}, the most there may be; try again",
+                         headers=headers)  # fmt: skip
 
 
 class NotReady(ServiceError):

@@ -91,6 +91,10 @@ class Pipeline:
         """What is wrong with the worker threads, in words; None where nothing is."""
         return self._batcher.sick()
 
+    def expected_wait_s(self) -> float:
+        """How long a search that came now would wait for a worker."""
+        return self._batcher.expected_wait_s()
+
     async def stop(self) -> None:
         """Finish what was accepted, then end the worker threads."""
         await self._batcher.stop()

@@ -62,6 +62,8 @@ class Limits(_Part):
     max_batch: int = Field(default=32, ge=1)
     # Accepted and waiting for a worker; beyond workers + max_queue the answer is 429.
     max_queue: int = Field(default=64, ge=0)
+    # Milliseconds that a search may be expected to wait for a worker; beyond, 429.
+    max_wait_ms: float = Field(default=2_000.0, gt=0, le=600_000)
     max_thumbnail_px: int = Field(default=1_024, ge=16)
     # Items put or deleted that wait to be published; beyond, the answer is 429.
     max_changes: int = Field(default=256, ge=1)

@@ -62,7 +62,9 @@ class ServingState:
         self.metrics = Metrics()
         in_flight = self.metrics.in_flight
         capacity = settings.workers + settings.limits.max_queue
-        self.admission = Admission(capacity, in_flight.set)
+        self.admission = Admission(
+            capacity, in_flight.set, max_wait_s=settings.limits.max_wait_ms / 1e3
+        )
         self.picture_admission = Admission(capacity)
         self.change_admission = Admission(settings.limits.max_changes)
         self.change_room = Room(settings.limits.max_change_bytes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
@@ -211,3 +212,21 @@ def test_the_spare_core_is_asked_for_when_a_job_begins() -> None:
         assert [await job.future for job in jobs] == [True, False]
 
     with_batcher(use, spare=lambda: next(spare))
+
+
+def test_the_wait_that_is_expected_is_what_the_queue_will_take() -> None:
+    async def use(pool: MicroBatcher, held: threading.Event) -> None:
+        assert pool.expected_wait_s() == 0
+        held.set()
+        await pool.submit(lambda _: time.sleep(0.05)).future
+        await until(lambda: pool._job_s > 0)
+        held_again = threading.Event()
+        blockers = [pool.submit(lambda _: held_again.wait(WAIT_S)) for _ in range(2)]
+        await until(lambda: len(pool._waiting) == 0)
+        jobs = [pool.submit(alone) for _ in range(6)]
+        assert pool.expected_wait_s() == 6 * pool._job_s / 2
+        held_again.set()
+        await asyncio.gather(*(job.future for job in (*blockers, *jobs)))
+        assert pool.expected_wait_s() == 0
+
+    with_batcher(use, workers=2)

@@ -227,6 +227,20 @@ def test_stopping_finishes_what_was_accepted(world: World, pool: ThreadPoolExecu
     assert world.searcher.closed
 
 
+def test_who_would_wait_too_long_is_refused_and_told_when_to_come_back() -> None:
+    admission = Admission(10, max_wait_s=0.5)
+    wait_s = 0.5
+    admission.expected_wait_s = lambda: wait_s
+    with admission.permits(3):
+        wait_s = 3.1
+        for wanted in (1, 3):  # one rule for single and batch
+            with pytest.raises(Overloaded, match="500 ms") as refused, admission.permits(wanted):
+                pass
+            assert refused.value.headers == {"Retry-After": "3"}
+        assert admission.in_flight == 3
+    assert admission.in_flight == 0
+
+
 def test_permits_are_given_back_whatever_happens() -> None:
     seen: list[int] = []
     admission = Admission(2, seen.append)
