@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -11,6 +12,9 @@ from pathlib import Path
 
 from hivlp.index.arguments import DONE, FAILED, parse, parser_of, positive, store_of
 from hivlp.index.errors import SnapshotError, SnapshotMissing
+from hivlp.index.snapshot.activate_now import Activated, activate_now
+from hivlp.index.snapshot.activation import TIMEOUT_S, Activations
+from hivlp.index.snapshot.activation_files import read_canaries
 from hivlp.index.snapshot.export import export_faiss
 from hivlp.index.snapshot.gc import GcReport
 from hivlp.index.snapshot.store import KEEP, SnapshotStore, VersionInfo
@@ -50,8 +54,20 @@ def _add_options(name: str, action: argparse.ArgumentParser) -> None:
     action.add_argument("--index", default=default, help="index name" if default is None else words)
     if name == "activate":
         action.add_argument("version", help="the version to activate")
+        action.add_argument(
+            "--canary",
+            type=Path,
+            help="queries that it must answer rightly first (default: canary.jsonl of the index)",
+        )
     elif name in ("verify", "export", "push"):
         action.add_argument("--version", help="(default: the active one)")
+    if name in ("activate", "rollback"):
+        action.add_argument(
+            "--timeout",
+            type=seconds,
+            default=TIMEOUT_S,
+            help=f"seconds to wait until all that serve it have it ready ({TIMEOUT_S:g})",
+        )
     if name == "verify":
         action.add_argument(
             "--recall", action="store_true", help="measure what its plans find, too"
@@ -92,6 +108,17 @@ def _add_transfer(name: str, action: argparse.ArgumentParser) -> None:
         default=True,
         help="make it the active version " + ("here" if name == "pull" else "there"),
     )
+
+
+def seconds(text: str) -> float:
+    """A number of seconds above 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds above 0")
+    return value
 
 
 def age(text: str) -> timedelta:
@@ -142,11 +169,37 @@ def _verify(given: argparse.Namespace, store: SnapshotStore) -> int:
 
 def _activate(given: argparse.Namespace, store: SnapshotStore) -> int:
     left = _left_behind(store, given.index, given.version)
-    store.activate(given.index, given.version)
-    print(f"{given.index} {given.version}: active")
+    canaries = None
+    if given.canary is not None:
+        given.canary.stat()  # one that was named must be there
+        canaries = read_canaries(given.canary)
+    done = activate_now(
+        Activations(store, given.index),
+        "activate",
+        given.version,
+        canaries=canaries,
+        timeout_s=given.timeout,
+        tell=_tell_waiting,
+    )
+    print(f"{given.index} {done.version}: active{' already' if done.already else _served_by(done)}")
     if left:
         print(f"{left} items that were put or deleted since it was made are not in it")
     return DONE
+
+
+def _tell_waiting(processes: int) -> None:
+    print(f"waiting until {_processes(processes)} have it ready ...", file=sys.stderr)
+
+
+def _served_by(done: Activated) -> str:
+    if not done.serving:
+        return ""
+    late = "" if done.processes == done.serving else f" of {done.serving} that serve the index"
+    return f", and served by {_processes(done.processes)}{late}"
+
+
+def _processes(count: int) -> str:
+    return "1 process" if count == 1 else f"{count} processes"
 
 
 def _left_behind(store: SnapshotStore, index: str, version: str) -> int:
@@ -161,7 +214,10 @@ def _left_behind(store: SnapshotStore, index: str, version: str) -> int:
 
 
 def _rollback(given: argparse.Namespace, store: SnapshotStore) -> int:
-    print(f"{given.index} {store.rollback(given.index)}: active again")
+    done = activate_now(
+        Activations(store, given.index), "rollback", timeout_s=given.timeout, tell=_tell_waiting
+    )
+    print(f"{given.index} {done.version}: active again{_served_by(done)}")
     return DONE
 
 

@@ -13,6 +13,7 @@ HivlpError
     ├── SnapshotCorrupt     a file is missing, changed or unexpected; names the file
     ├── SnapshotMissing     no such index, or no such version
     ├── SnapshotQuarantined a version that failed, and was not verified since
+    ├── ActivationUnderWay  another version is being activated
     └── NoGoodVersion       no version of an index can be served; names each and its reason
 """
 
@@ -126,6 +127,14 @@ class SnapshotQuarantined(SnapshotError):
             f"--version {version}` lifts it once the files are right",
         )
         self.file = file
+
+
+class ActivationUnderWay(SnapshotError):
+    """Another version is being activated; `version` is that one."""
+
+    def __init__(self, index: str, version: str) -> None:
+        reason = "is being activated: wait until it is, or until it failed"
+        super().__init__(index, version, reason)
 
 
 class NoGoodVersion(SnapshotError):

@@ -7,7 +7,7 @@ The client reads answers into the same models and lets such fields pass: a newer
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -222,6 +222,32 @@ class InfoAnswer(_Answer):
     indexes: list[IndexInfo]
     models: list[ModelInfo]
     limits: dict[str, int | float]
+    request_id: str
+
+
+class ActivationProcess(_Answer):
+    """One process that serves the index: how far it is. `reason` is why it failed."""
+
+    pid: int
+    state: Literal["staging", "staged", "failed", "serving"]
+    reason: str | None
+
+
+class ActivationAnswer(_Answer):
+    """An activation or rollback. `state` active: `snapshot` is active, and every process flips.
+
+    Where it was so before anybody asked, there is no time, and no process is listed.
+    """
+
+    index: str
+    kind: Literal["activate", "rollback"]
+    snapshot: str
+    previous: str | None
+    state: Literal["staging", "active", "failed"]
+    reason: str | None
+    asked_at: str | None
+    ended_at: str | None
+    processes: list[ActivationProcess]
     request_id: str
 
 

@@ -21,7 +21,7 @@ from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from hivlp.index.errors import NoSuchItem, SnapshotMissing
+from hivlp.index.errors import ActivationUnderWay, NoSuchItem, SnapshotMissing
 from hivlp.models.errors import DeadlinePassed, HivlpError, InputError
 from hivlp.service.pictures import NoPicture
 
@@ -181,6 +181,9 @@ def problem_of(error: Exception) -> Problem | None:
             return Problem(504, "deadline_passed", str(error), "deadline_ms")
         case NoSuchItem():
             return Problem(404, "no_such_item", str(error), "id")
+        case ActivationUnderWay():
+            message = f"version {error.version} {error.reason}"
+            return Problem(409, "activation_under_way", message, "snapshot")
         case SnapshotMissing():
             code, param = SNAPSHOT_CODES[bool(error.version)]
             return Problem(404, code, error.reason, param)

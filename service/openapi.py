@@ -21,6 +21,7 @@ from starlette.responses import Response
 from hivlp.service.answers import ErrorAnswer
 from hivlp.service.responses import json_response
 from hivlp.service.schemas import (
+    ActivateSnapshot,
     BatchSearch,
     EmbedImage,
     EmbedText,
@@ -40,6 +41,7 @@ BODIES: tuple[type[BaseModel], ...] = (
     EmbedText,
     EmbedImage,
     PutItem,
+    ActivateSnapshot,
 )
 REF = "#/components/schemas/{model}"
 

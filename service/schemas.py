@@ -13,6 +13,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 from pydantic_core import PydanticCustomError
 
 from hivlp.index.filters import parse_filter
+from hivlp.index.snapshot.activation_files import MAX_CANARIES, Canary
 from hivlp.models.errors import InputError
 from hivlp.models.levels import Modality
 from hivlp.models.reranker import DEFAULT_RERANKED
@@ -180,6 +181,17 @@ class PutItem(_Strict):
         description="Its own vector, all dimensions of the finest level, in place of encoding.",
     )
     modality: Modality = Field(default="image", description="What the vector stands for.")
+
+
+class ActivateSnapshot(_Strict):
+    """A version to make the active one, and queries that it must answer rightly before it is."""
+
+    snapshot: Name
+    canary: list[Canary] | None = Field(
+        default=None,
+        max_length=MAX_CANARIES,
+        description="The index's own canary.jsonl unless given; [] for none.",
+    )
 
 
 class EmbedText(_Strict):

@@ -27,6 +27,7 @@ from hivlp.index.build.upserts import MAX_TEXTS
 from hivlp.models.errors import HivlpError
 from hivlp.models.reranker import DEFAULT_RERANKED
 from hivlp.models.runtime.threads import available_threads
+from hivlp.service.activation_settings import ActivationSettings
 from hivlp.service.cache.settings import CacheSettings
 from hivlp.service.keys import KeySettings
 from hivlp.service.watch_settings import LogSettings, RecallSettings, SpareSettings
@@ -157,6 +158,7 @@ class Settings(BaseSettings):
     threads: Threads = Threads()
     batches: BatchSettings = BatchSettings()
     changes: ChangeSettings = ChangeSettings()
+    activation: ActivationSettings = ActivationSettings()
     keys: KeySettings = KeySettings()
     log: LogSettings = LogSettings()
     spare: SpareSettings = SpareSettings()

@@ -15,7 +15,7 @@ from fastapi import Request
 from hivlp.service.admission import Admission, Room
 from hivlp.service.cache.tiers import make_tiers
 from hivlp.service.changes import ItemWriter
-from hivlp.service.errors import NotReady, ReadOnly
+from hivlp.service.errors import NotReady, NotWritable, ReadOnly
 from hivlp.service.keys import Keyring
 from hivlp.service.metrics import Metrics
 from hivlp.service.pictures import Pictures
@@ -27,6 +27,7 @@ from hivlp.service.scrubbing import Scrubbing
 from hivlp.service.serving import Catalogue, Source
 from hivlp.service.settings import Settings
 from hivlp.service.spare import Spare
+from hivlp.service.staging import Stager
 from hivlp.service.swap import Swapper
 from hivlp.service.tasks import Supervisor
 from hivlp.service.watch_metrics import RecallMetrics
@@ -85,6 +86,7 @@ class ServingState:
         self._catalogue: Catalogue | None = None
         self._pipeline: Pipeline | None = None
         self._threads: Threads | None = None
+        self._stager: Stager | None = None
         self._writers: dict[str, ItemWriter] = {}
         self._tasks = Supervisor()
 
@@ -143,6 +145,14 @@ class ServingState:
             log.error("loading failed: %s", error)
             self.failure = error
             raise
+        self._catalogue = catalogue
+        for live in catalogue.indexes.values():
+            live.close_in(threads.closing)
+        if catalogue.source is not None:
+            await self._follow(catalogue, catalogue.source)
+        self.scrubbing.start(catalogue)
+        for name in catalogue.indexes:
+            self.show(name)
         batches = self.settings.batches
         workers = Workers(
             self.settings.workers, self.threads.ahead, batches.max_size, batches.overlap
@@ -155,17 +165,9 @@ class ServingState:
             metrics=self.metrics,
             limits=self.settings.limits,
         )
-        self._catalogue = catalogue
         if self.recall.on:
             self._tasks.start("checking recall", lambda: self.recall.run(catalogue))
-        for live in catalogue.indexes.values():
-            live.close_in(threads.closing)
-        self.scrubbing.start(catalogue)
-        for name in catalogue.indexes:
-            self.show(name)
         self.metrics.processes.set(1)
-        if catalogue.source is not None:
-            self._follow(catalogue, catalogue.source)
 
     def writer(self, name: str) -> ItemWriter:
         """What changes the items of an index. Raises SnapshotMissing, ReadOnly."""
@@ -174,12 +176,29 @@ class ServingState:
             raise ReadOnly
         return self._writers[name]
 
-    def _follow(self, catalogue: Catalogue, source: Source) -> None:
-        """Begin to watch for other versions, and to take changes of items."""
+    def stager(self, name: str) -> Stager:
+        """What activates versions of an index. Raises SnapshotMissing, NotWritable."""
+        self.catalogue.live(name)
+        if self._stager is None:
+            raise NotWritable("what is served here follows no store")
+        return self._stager
+
+    async def _follow(self, catalogue: Catalogue, source: Source) -> None:
+        """Begin to watch for other versions, and to take changes of items.
+
+        What moved while everything was loaded is served first: from `join` on nothing moves
+        without this process.
+        """
         changes = self.settings.changes
         swapper = Swapper(catalogue, source, self.metrics, self._swapped, changes.poll_s)
         self.scrubbing.on_corrupt = swapper.fall_back
         loading = self.threads.loading
+        self._stager = stager = Stager(catalogue, source, swapper, self.settings)
+        await asyncio.to_thread(stager.join)
+        for name in catalogue.indexes:
+            await asyncio.get_running_loop().run_in_executor(loading, swapper.follow, name)
+        self._tasks.start("flipping to staged versions", stager.flip)
+        self._tasks.start("staging versions", lambda: stager.stage(loading))
         self._tasks.start("watching for other versions", lambda: swapper.watch(loading))
         self._tasks.start("letting go of superseded versions", swapper.expire)
         if not self.settings.writable:
@@ -216,6 +235,8 @@ class ServingState:
         self.stop_changes()
         await self._tasks.stop()
         await asyncio.to_thread(self.spare.close)
+        if self._stager is not None:
+            await asyncio.to_thread(self._stager.leave)
         for writer in self._writers.values():
             await writer.close()
         own = self.threads

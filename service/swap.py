@@ -68,6 +68,8 @@ class Swapper:
         self._poll_s = poll_s
         self._loading = threading.Lock()  # of whole versions: one at a time, memory holds no more
         self._locks = {name: threading.Lock() for name in catalogue.indexes}
+        self.take_staged: Callable[[str], bool] = lambda _: False
+        """Serves the active version of an index, if it was made ready before it was active."""
         self._failed: dict[str, _Trouble] = {}
         self._said: dict[str, _Trouble] = {}
 
@@ -76,7 +78,7 @@ class Swapper:
         loop = asyncio.get_running_loop()
         while True:
             for name in self._catalogue.indexes:
-                await loop.run_in_executor(thread, self._follow, name)
+                await loop.run_in_executor(thread, self.follow, name)
             await asyncio.sleep(self._poll_s)
 
     async def expire(self) -> None:
@@ -125,9 +127,17 @@ class Swapper:
                     return
                 self._source.store.quarantine(name).refuse(active)
                 with self._opened(name, active) as opened:
-                    if self._take_place(name, opened):
+                    if self.take(name, opened):
                         return
         log.warning("index %s: other versions come faster than they can be loaded", name)
+
+    def stage(self, name: str, version: str) -> Opened:
+        """Open a version and make it ready, without serving it; quarantine it where it is corrupt.
+
+        Whoever asked closes it unless it is `taken`. Raises HivlpError.
+        """
+        with self._loading:
+            return self._ready(name, version)
 
     def fall_back(self, name: str, version: str, file: str) -> None:
         """Serve the last good version in place of one that was found damaged while served.
@@ -158,7 +168,7 @@ class Swapper:
         return own is not None and own.manifest.built_files == manifest.built_files
 
     @contextmanager
-    def _opened(self, name: str, version: str | None) -> Iterator[_Opened]:
+    def _opened(self, name: str, version: str | None) -> Iterator[Opened]:
         """A version, ready to be searched; closed in the end unless it was taken."""
         opened = self._ready(name, version)
         try:
@@ -167,7 +177,7 @@ class Swapper:
             if not opened.taken:
                 opened.served.close()
 
-    def _ready(self, name: str, version: str | None) -> _Opened:
+    def _ready(self, name: str, version: str | None) -> Opened:
         began = time.monotonic()
         served: ServedVersion | None = None
         try:
@@ -178,7 +188,7 @@ class Swapper:
                 served.close()
             self._quarantine(name, version, error)
             raise
-        return _Opened(served, began)
+        return Opened(served, began)
 
     def _quarantine(self, name: str, version: str | None, error: BaseException) -> None:
         if version is None or not isinstance(error, SnapshotError):
@@ -188,7 +198,7 @@ class Swapper:
         entry = from_error(version, error)
         self._source.store.quarantine(name).add(version, entry.file, entry.reason)
 
-    def _take_place(self, name: str, opened: _Opened) -> bool:
+    def take(self, name: str, opened: Opened) -> bool:
         """Serve what was opened, or what is active by now if it is over the same levels.
 
         False where what was opened is superseded.
@@ -273,7 +283,7 @@ class Swapper:
         self._metrics.swaps.labels("done").inc()
         self._shown(name)
 
-    def _follow(self, name: str) -> None:
+    def follow(self, name: str) -> None:
         """Serve what is active; what can't be is logged, and tried again later."""
         active = ""
         try:
@@ -285,7 +295,7 @@ class Swapper:
                 self._forget(name)
                 return
             self._source.store.quarantine(name).refuse(active)
-            if not self.adopt(name):
+            if not self.take_staged(name) and not self.adopt(name):
                 self.load(name)
         except Exception as error:
             if isinstance(error, SnapshotError) and active and not self._still(name, active):
@@ -334,7 +344,9 @@ class Swapper:
 
 
 @dataclass(slots=True)
-class _Opened:
+class Opened:
+    """A version that is ready to be served; `taken`: it is, or was."""
+
     served: ServedVersion
     began_s: float
     taken: bool = False

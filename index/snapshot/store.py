@@ -158,7 +158,7 @@ class SnapshotStore:
 
     def listing(self, name: str) -> list[VersionInfo]:
         """Every published version, oldest first, unreadable ones included."""
-        active = self._known(name)[-1:]
+        active = self.known(name)[-1:]
         bad = {entry.version: entry for entry in self.quarantine(name).entries()}
         return [
             self._info(name, version, version in active, bad.get(version))
@@ -224,7 +224,7 @@ class SnapshotStore:
         snapshot = self.open(name, version)  # its lease keeps it from being removed meanwhile
         try:
             with locked(self.folder(name)):
-                history = [old for old in self._known(name) if old != version]
+                history = [old for old in self.known(name) if old != version]
                 write_history(self.folder(name), [*history, version])
         finally:
             snapshot.close()
@@ -235,12 +235,12 @@ class SnapshotStore:
         Versions that are gone are passed over; one that is corrupt or quarantined is refused by
         name.
         """
-        earlier = self._earlier(name)
+        earlier = self.earlier(name)
         self.quarantine(name).refuse(earlier[-1])
         snapshot = self.open(name, earlier[-1])  # its lease keeps it from being removed meanwhile
         try:
             with locked(self.folder(name)):
-                if self._earlier(name) != earlier:
+                if self.earlier(name) != earlier:
                     raise SnapshotError(name, POINTER, "moved meanwhile: look, and roll back again")
                 write_history(self.folder(name), earlier)
         finally:
@@ -310,7 +310,7 @@ class SnapshotStore:
                 raise SnapshotMissing(name, wanted, "no such version") from error
         raise AssertionError("unreachable")
 
-    def _earlier(self, name: str) -> list[str]:
+    def earlier(self, name: str) -> list[str]:
         """Activations before the last that are still published. Raises SnapshotError for none."""
         published = set(self.versions(name))
         if not published:
@@ -327,7 +327,7 @@ class SnapshotStore:
         folder, name = staging.path.parent, staging.index
         with locked(folder):
             strict = supersede or expected is not None
-            history = self.history(name) if strict else self._known(name)
+            history = self.history(name) if strict else self.known(name)
             if expected is not None and history[-1:] != [expected]:
                 active = history[-1] if history else "none"
                 reason = f"is not published: {expected} was to be active, {active} is"
@@ -339,7 +339,7 @@ class SnapshotStore:
                 try:
                     write_history(folder, [*earlier, staging.version])
                 except OSError:  # the disk is full: then nothing was published
-                    if self._known(name)[-1:] != [staging.version]:
+                    if self.known(name)[-1:] != [staging.version]:
                         (folder / staging.version).rename(staging.path)
                     raise
         staging.lease.release()
@@ -363,7 +363,7 @@ class SnapshotStore:
             return VersionInfo(version, current, None, error.reason, quarantined)
         return VersionInfo(version, current, found, None, quarantined)
 
-    def _known(self, name: str) -> list[str]:
+    def known(self, name: str) -> list[str]:
         """As `history`, for whoever can do without: nothing where the pointer can't be read."""
         try:
             return self.history(name)

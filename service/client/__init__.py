@@ -8,6 +8,7 @@ from hivlp.service.client.endpoints import ItemPicture
 from hivlp.service.client.errors import (
     BadAnswer,
     ClientError,
+    Conflict,
     InvalidRequest,
     NotAllowed,
     NotFound,
@@ -27,6 +28,7 @@ __all__ = [
     "BadAnswer",
     "Client",
     "ClientError",
+    "Conflict",
     "InvalidRequest",
     "ItemPicture",
     "NotAllowed",

@@ -15,6 +15,7 @@ from pydantic import BaseModel
 
 from hivlp.models.levels import Modality
 from hivlp.service.answers import (
+    ActivationAnswer,
     BatchAnswer,
     ChangeAnswer,
     EmbedAnswer,
@@ -41,6 +42,7 @@ from hivlp.service.client.fields import (
 M = TypeVar("M", bound=BaseModel)
 DEFAULT_INDEX = "default"
 READY_OR_NOT = frozenset({200, 503})
+AT_ONCE_OR_LATER = frozenset({200, 202})
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +199,41 @@ def snapshots(index: str = DEFAULT_INDEX) -> Call[SnapshotList]:
     return Call("GET", path, read_as(SnapshotList))
 
 
+def activate(
+    snapshot: str,
+    *,
+    canary: Sequence[Mapping[str, Any]] | None = None,
+    index: str = DEFAULT_INDEX,
+) -> Call[ActivationAnswer]:
+    """Have a version made the active one, once every process has it ready: `activation` tells.
+
+    `canary`: queries that it must answer rightly first, each `{query or id, k, expected, at_least}`
+    (None: those that the index keeps). Raises ClientError: NotFound, Conflict.
+    """
+    body: Fields = {"snapshot": snapshot}
+    if canary is not None:
+        body["canary"] = [dict(one) for one in canary]
+    path, read = _admin_path(index, "activate"), read_as(ActivationAnswer)
+    return Call("POST", path, read, lambda: checked(body), answers=AT_ONCE_OR_LATER)
+
+
+def rollback(index: str = DEFAULT_INDEX) -> Call[ActivationAnswer]:
+    """Have the version that was active before made so again. Raises ClientError: Conflict.
+
+    A try that is sent again doesn't go back twice: the service knows it by its request id.
+    """
+    path, read = _admin_path(index, "rollback"), read_as(ActivationAnswer)
+    return Call("POST", path, read, answers=AT_ONCE_OR_LATER)
+
+
+def activation(index: str = DEFAULT_INDEX) -> Call[ActivationAnswer]:
+    """How far the activation or rollback of an index is, or how the last one ended.
+
+    Raises ClientError: NotFound where there was none.
+    """
+    return Call("GET", _admin_path(index, "activation"), read_as(ActivationAnswer))
+
+
 def info() -> Call[InfoAnswer]:
     """Version, indexes, models with their sources and licences, limits. Raises ClientError."""
     return Call("GET", "/info", read_as(InfoAnswer))
@@ -213,6 +250,10 @@ def health() -> Call[HealthAnswer]:
 def ready() -> Call[bool]:
     """Whether the service should be sent requests. Raises ClientError where there is none."""
     return Call("GET", "/readyz", lambda reply: reply.status == 200, answers=READY_OR_NOT)
+
+
+def _admin_path(index: str, action: str) -> str:
+    return f"/admin/indexes/{_segment(index, 'index')}/{action}"
 
 
 def _item_path(item_id: str) -> str:

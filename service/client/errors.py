@@ -8,6 +8,7 @@ ClientError
     ├── InvalidRequest   400, 405, 408, 413, 415, 422; `status` None: seen here, and never sent
     ├── NotAllowed       401, 403
     ├── NotFound         404
+    ├── Conflict         409
     ├── Overloaded       429
     ├── Unavailable      502, 503
     ├── TooLate          504
@@ -81,6 +82,10 @@ class NotFound(Refused):
     """No such index, version, item, picture or endpoint."""
 
 
+class Conflict(Refused):
+    """Something else is under way, or was asked for with the same key."""
+
+
 class Overloaded(Refused):
     """Full: every place is taken."""
 
@@ -105,6 +110,7 @@ CODES = {
     404: ("no_such_index", "no_such_snapshot", "no_such_item", "no_picture", "not_found"),
     405: ("method_not_allowed",),
     408: ("body_timeout",),
+    409: ("activation_under_way", "not_activatable"),
     413: ("body_too_large", "image_too_large"),
     415: ("unsupported_media_type", "unsupported_image"),
     422: (
@@ -127,6 +133,7 @@ _KINDS: dict[int, type[Refused]] = {
     404: NotFound,
     405: InvalidRequest,
     408: InvalidRequest,
+    409: Conflict,
     413: InvalidRequest,
     415: InvalidRequest,
     422: InvalidRequest,

@@ -1,0 +1,278 @@
+"""Activating a version in two phases: every process that serves has it ready, then all flip.
+
+    member = activations.join(serves=True)   each process that serves the index, once
+    activations.ask("activate", version)     phase 1: a request that every member finds
+    member.report(...)                       what it has done: staging, staged, failed
+    activations.settle()                     phase 2, by any member, as often as it likes: once all
+                                             have it staged the pointer moves; once one failed, or
+                                             time is over, the request is dropped and nothing moves
+
+Notable: nobody coordinates. Whichever member looks next settles what can be settled, under the
+lock of the index; so no death holds an activation up, or leaves it half done. Who is alive is told
+by locks, which end with their process (`leases.py`), never by a pid. The pointer alone says what is
+active: whatever dies at any moment leaves the version before or the one asked for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import time
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+
+from hivlp.index.errors import ActivationUnderWay, SnapshotError
+from hivlp.index.snapshot.activation_files import (
+    FOLDER,
+    OUTCOME,
+    REQUEST,
+    Canary,
+    Kind,
+    Outcome,
+    Report,
+    Request,
+    State,
+    read_file,
+    write_file,
+)
+from hivlp.index.snapshot.pointer import locked, write_history
+from hivlp.index.snapshot.store import SnapshotStore
+
+TIMEOUT_S = 600.0
+MAX_LOSSES = 2
+"""So many members that died while they staged a version are no accident: it is dropped."""
+LOCKED, SAID = ".lock", ".json"
+GONE = "whoever asked for it, and all that serve the index, are gone"
+
+
+class Activations:
+    """The activations of one index. Safe for several processes at once, and for threads."""
+
+    def __init__(self, store: SnapshotStore, name: str) -> None:
+        self.store = store
+        self.name = name
+        self._folder = store.folder(name)
+        self._path = self._folder / FOLDER
+
+    def pending(self) -> Request | None:
+        """The request under way. Raises SnapshotError."""
+        return read_file(self._path / REQUEST, Request)
+
+    def last(self) -> Outcome | None:
+        """How the last request ended. Raises SnapshotError."""
+        return read_file(self._path / OUTCOME, Outcome)
+
+    def reports(self, request: Request) -> list[Report]:
+        """What each live member has done about a request; one that has done nothing is `staging`.
+
+        Raises SnapshotError, OSError.
+        """
+        with locked(self._folder):
+            return [self._report(member, request) for member in self._living(request)[0]]
+
+    def join(self, *, serves: bool) -> Member:
+        """Take part from now on; `serves` False: only until what is asked for has ended.
+
+        What was left under way by processes that are all gone is dropped. Raises SnapshotError,
+        and OSError for a store that is read-only or knows no locks.
+        """
+        with locked(self._folder):
+            self._path.mkdir(exist_ok=True)
+            self._drop_abandoned()
+            return Member(self._path, serves)
+
+    def ask(
+        self,
+        kind: Kind,
+        version: str | None,
+        member: Member,
+        *,
+        canaries: Sequence[Canary] | None = None,
+        timeout_s: float = TIMEOUT_S,
+        key: str = "",
+        reason: str = "",
+    ) -> Request | None:
+        """Ask for a version to be made active; a rollback's is the one that was so before.
+
+        Asked for once more (or again with the `key` of the last one) it is the same request; None:
+        it is active. `member` verifies it.
+        Raises SnapshotMissing, SnapshotQuarantined, ActivationUnderWay for another version's.
+        """
+        with locked(self._folder):
+            self._drop_abandoned()
+            if key and (same := self._asked_with(key)) is not None:
+                return same
+            wanted = self.store.earlier(self.name)[-1] if version is None else version
+            self.store.path(self.name, wanted)
+            self.store.quarantine(self.name).refuse(wanted)
+            now = self.pending()
+            if now is not None:
+                if (now.kind, now.version) == (kind, wanted):
+                    return now
+                raise ActivationUnderWay(self.name, now.version)
+            active = self._active()
+            if active == wanted:
+                return None
+            request = Request(
+                id=uuid.uuid4().hex,
+                kind=kind,
+                version=wanted,
+                previous=active,
+                canaries=None if canaries is None else list(canaries),
+                verifier=member.name,
+                asked_at=time.time(),
+                timeout_s=timeout_s,
+                key=key,
+                reason=reason,
+            )
+            write_file(self._path / REQUEST, request)
+            return request
+
+    def settle(self) -> None:
+        """End the request under way if it can be ended. Raises SnapshotError, OSError."""
+        if self.pending() is None:
+            return
+        with locked(self._folder):
+            request = self.pending()
+            if request is None:
+                return
+            living, lost = self._living(request)
+            if lost:
+                request = request.model_copy(update={"losses": request.losses + lost})
+                write_file(self._path / REQUEST, request)
+            if self._active() == request.version:  # whoever moved the pointer died right after
+                self._end(request, "", active=True)
+            elif (reason := self._hopeless(request, living)) is not None:
+                self._end(request, reason, active=False)
+            elif living and all(self._report(m, request).state == "staged" for m in living):
+                self._commit(request)
+
+    def drop(self, request: Request, reason: str) -> None:
+        """Give a request up, unless it has ended. Raises SnapshotError, OSError."""
+        with locked(self._folder):
+            now = self.pending()
+            if now is not None and now.id == request.id:
+                self._end(now, reason, active=False)
+
+    def _hopeless(self, request: Request, living: Sequence[str]) -> str | None:
+        """Why a request can't come to a good end, if it can't."""
+        reports = [self._report(member, request) for member in living]
+        for report in reports:
+            if report.state == "failed":
+                return report.reason
+        if request.canaries and not any(report.serves for report in reports):
+            return "nobody serves the index: its canaries can't be tried"
+        if request.losses >= MAX_LOSSES:
+            return f"{request.losses} processes died while they staged it"
+        if time.time() > request.asked_at + request.timeout_s:
+            late = [str(report.pid) for report in reports if report.state != "staged"]
+            return f"not staged within {request.timeout_s:g} s by the processes {', '.join(late)}"
+        return None
+
+    def _commit(self, request: Request) -> None:
+        history = self.store.known(self.name)
+        if request.kind == "activate":
+            wanted = [*(old for old in history if old != request.version), request.version]
+        else:
+            wanted = self.store.earlier(self.name)
+            if wanted[-1] != request.version:
+                reason = "the pointer moved meanwhile: look, and roll back again"
+                self._end(request, reason, active=False)
+                return
+        try:
+            self.store.path(self.name, request.version)
+            self.store.quarantine(self.name).refuse(request.version)
+        except SnapshotError as error:
+            self._end(request, error.reason, active=False)
+            return
+        write_history(self._folder, wanted)
+        self._end(request, "", active=True)
+
+    def _end(self, request: Request, reason: str, *, active: bool) -> None:
+        outcome = Outcome(request=request, active=active, reason=reason, ended_at=time.time())
+        write_file(self._path / OUTCOME, outcome)
+        (self._path / REQUEST).unlink(missing_ok=True)
+
+    def _drop_abandoned(self) -> None:
+        request = self.pending()
+        if request is not None and not self._living(request)[0]:
+            self._end(request, GONE, active=self._active() == request.version)
+
+    def _asked_with(self, key: str) -> Request | None:
+        ended = self.last()
+        known = (self.pending(), None if ended is None else ended.request)
+        return next((one for one in known if one is not None and one.key == key), None)
+
+    def _active(self) -> str:
+        """The active version; empty where the pointer can't be read, which activating mends."""
+        return (self.store.known(self.name) or [""])[-1]
+
+    def _living(self, request: Request) -> tuple[list[str], int]:
+        """Members that live, and how many died while they staged. What those left is removed."""
+        living, lost = [], 0
+        for lock in sorted(self._path.glob(f"*{LOCKED}")):
+            if _is_held(lock):
+                living.append(lock.stem)
+                continue
+            said = read_file(lock.with_suffix(SAID), Report)
+            lost += said is not None and (said.request, said.state) == (request.id, "staging")
+            lock.with_suffix(SAID).unlink(missing_ok=True)
+            lock.unlink(missing_ok=True)
+        return living, lost
+
+    def _report(self, member: str, request: Request) -> Report:
+        """What a member has done about a request; `staging`, where it has yet to look."""
+        said = read_file(self._path / f"{member}{SAID}", Report)
+        assert said is not None, f"{member} joined without a word"
+        if said.request == request.id:
+            return said
+        return said.model_copy(update={"request": request.id, "state": "staging", "reason": ""})
+
+
+class Member:
+    """One that takes part, from `Activations.join` to `leave` or the end of its process."""
+
+    def __init__(self, folder: Path, serves: bool) -> None:
+        self.name = f"{os.getpid()}-{uuid.uuid4().hex[:12]}"
+        self._folder = folder
+        self._serves = serves
+        self.report("", "serving")
+        self._lock = os.open(self._path(LOCKED), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self.leave()
+            raise
+
+    def report(self, request: str, state: State, reason: str = "") -> None:
+        """Tell what was done about a request. Raises OSError."""
+        pid = os.getpid()
+        said = Report(request=request, state=state, pid=pid, serves=self._serves, reason=reason)
+        write_file(self._path(SAID), said)
+
+    def leave(self) -> None:
+        """Take part no longer."""
+        for suffix in (LOCKED, SAID):
+            with contextlib.suppress(OSError):
+                self._path(suffix).unlink()
+        os.close(self._lock)
+
+    def _path(self, suffix: str) -> Path:
+        return self._folder / f"{self.name}{suffix}"
+
+
+def _is_held(lock: Path) -> bool:
+    """Whether the process that joined with this lock lives."""
+    try:
+        descriptor = os.open(lock, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:  # it has just left
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False

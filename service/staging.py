@@ -1,0 +1,256 @@
+"""Versions that are made ready before they are active: this process's part in an activation.
+
+What an activation is, and how the processes agree, is `hivlp.index.snapshot.activation`. Two tasks
+look after it here. `stage` opens, warms and checks what is asked for, in the thread that loads
+versions. `flip` looks whether anything has been settled; it never waits for a version to be loaded,
+so once the pointer moves every process flips within its `poll_s`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+
+from hivlp.index.errors import SnapshotError
+from hivlp.index.snapshot.activation import Activations, Member
+from hivlp.index.snapshot.activation_files import (
+    CANARY,
+    Canary,
+    Kind,
+    Outcome,
+    Report,
+    Request,
+    State,
+    read_canaries,
+)
+from hivlp.models.errors import HivlpError
+from hivlp.service.canary import check_canaries
+from hivlp.service.errors import NotWritable
+from hivlp.service.serving import Catalogue, Source
+from hivlp.service.settings import Settings
+from hivlp.service.swap import RETRY_S, Opened, Swapper
+
+log = logging.getLogger("hivlp.service")
+
+
+@dataclass(frozen=True, slots=True)
+class Activation:
+    """The request under way or the last that ended, and what each live process has done about it.
+
+    `ended` None: it is under way.
+    """
+
+    request: Request
+    ended: Outcome | None = None
+    reports: tuple[Report, ...] = ()
+
+
+@dataclass(slots=True)
+class _Staged:
+    request: Request
+    opened: Opened
+
+
+class Stager:
+    """Stages and flips the indexes of one process. All but the tasks blocks: call it in threads."""
+
+    def __init__(
+        self, catalogue: Catalogue, source: Source, swapper: Swapper, settings: Settings
+    ) -> None:
+        self._source = source
+        self._swapper = swapper
+        self._limits = settings.limits
+        self._settings = settings.activation
+        self._poll_s = settings.changes.poll_s
+        self._activations = {n: Activations(source.store, n) for n in catalogue.indexes}
+        self._members: dict[str, Member] = {}
+        self._lock = threading.Lock()
+        self._staged: dict[str, _Staged] = {}
+        self._seen: dict[str, str] = {}
+        self._said: dict[str, tuple[str, float]] = {}
+        swapper.take_staged = self.take
+
+    def join(self) -> None:
+        """Take part from now on, where the store can be written to."""
+        for name, activations in self._activations.items():
+            try:
+                self._members[name] = activations.join(serves=True)
+            except (HivlpError, OSError) as error:
+                log.warning("index %s: follows its pointer alone: %s", name, error)
+
+    def leave(self) -> None:
+        """Take part no longer, and close what is staged."""
+        for member in self._members.values():
+            member.leave()
+        self._members.clear()
+        for name in list(self._staged):
+            self._close(name)
+
+    async def stage(self, thread: Executor) -> None:
+        """Make ready what is asked for, for ever."""
+        loop = asyncio.get_running_loop()
+        while True:
+            for name in list(self._members):
+                request = await asyncio.to_thread(self._asked, name)
+                if request is not None:
+                    await loop.run_in_executor(thread, self._stage, name, request)
+            await asyncio.sleep(self._poll_s)
+
+    async def flip(self) -> None:
+        """Settle what can be, and serve what was settled, for ever."""
+        while True:
+            for name in list(self._members):
+                await asyncio.to_thread(self._look, name)
+            await asyncio.sleep(self._poll_s)
+
+    def ask(
+        self,
+        kind: Kind,
+        name: str,
+        version: str | None = None,
+        canaries: Sequence[Canary] | None = None,
+        *,
+        key: str = "",
+        reason: str = "",
+    ) -> Request | None:
+        """Ask for a version of an index to be made active, by all; None where it is.
+
+        Raises SnapshotError, NotWritable.
+        """
+        member = self._members.get(name)
+        if member is None:
+            raise NotWritable("this process takes no part in activations; the log says why")
+        try:
+            request = self._activations[name].ask(
+                kind,
+                version,
+                member,
+                canaries=canaries,
+                timeout_s=self._settings.timeout_s,
+                key=key,
+                reason=reason,
+            )
+        except OSError as error:
+            raise NotWritable(str(error)) from error
+        if request is not None:
+            log.info("index %s, version %s: to be staged (%s)", name, request.version, kind)
+        return request
+
+    def activation(self, name: str) -> Activation | None:
+        """The activation under way, or the last one. Raises SnapshotError, OSError."""
+        activations = self._activations[name]
+        request, ended = activations.pending(), None
+        if request is None:
+            ended = activations.last()
+            if ended is None:
+                return None
+            request = ended.request
+        reports = activations.reports(request) if name in self._members else []
+        return Activation(request, ended, tuple(r for r in reports if r.serves))
+
+    def take(self, name: str) -> bool:
+        """Serve what is staged, if it is what is active now. Raises HivlpError."""
+        with self._lock:
+            staged = self._staged.get(name)
+            if staged is None or not self._is_next(name, staged.request.version):
+                return False
+            if not self._swapper.take(name, staged.opened):
+                return False
+            self._close(name)
+        self._report(name, staged.request, "serving")
+        return True
+
+    def _is_next(self, name: str, staged: str) -> bool:
+        """Whether the pointer has moved, to what is staged or to something made from it."""
+        active = self._source.store.current(name)
+        return active == staged or active != self._swapper.serving(name)
+
+    def _asked(self, name: str) -> Request | None:
+        """The request under way, unless this process has seen to it."""
+        try:
+            request = self._activations[name].pending()
+        except SnapshotError as error:
+            self._say(name, str(error))
+            return None
+        return None if request is None or self._seen.get(name) == request.id else request
+
+    def _stage(self, name: str, request: Request) -> None:
+        """Phase 1 here: open the version, make it ready, and try its canaries."""
+        member = self._members[name]
+        self._seen[name] = request.id
+        try:
+            member.report(request.id, "staging")
+            if request.verifier == member.name:
+                self._source.store.open(name, request.version).close()
+            opened = self._ready(name, request)
+        except Exception as error:
+            expected = isinstance(error, (HivlpError, OSError))
+            reason = str(error) if expected else f"{type(error).__name__}: {error}"
+            log.error(
+                "index %s, version %s: not staged: %s", name, request.version, reason,
+                exc_info=None if expected else error
+            )  # fmt: skip
+            self._report(name, request, "failed", reason)
+        else:
+            with self._lock:
+                self._close(name)
+                self._staged[name] = _Staged(request, opened)
+            self._report(name, request, "staged")
+
+    def _ready(self, name: str, request: Request) -> Opened:
+        """The version, warm, and right by its canaries. Raises HivlpError."""
+        canaries = self._canaries(name, request)
+        opened = self._swapper.stage(name, request.version)
+        try:
+            check_canaries(opened.served, canaries, self._limits)
+        except BaseException:
+            opened.served.close()
+            raise
+        return opened
+
+    def _canaries(self, name: str, request: Request) -> Sequence[Canary]:
+        """Those of the request; the index's own hold for what is new, not for a way back."""
+        if request.canaries is not None or request.kind == "rollback":
+            return request.canaries or ()
+        return read_canaries(self._source.store.folder(name) / CANARY)
+
+    def _look(self, name: str) -> None:
+        """Phase 2 here: settle the request if it can be; flip to its version, or let go of it."""
+        try:
+            self._activations[name].settle()
+            # In this order: a pointer moves before its request is gone.
+            request = self._activations[name].pending()
+            if self.take(name):
+                return
+        except (HivlpError, OSError) as error:
+            self._say(name, str(error))
+            return
+        with self._lock:
+            staged = self._staged.get(name)
+            if staged is not None and (request is None or request.id != staged.request.id):
+                log.warning("index %s, version %s: let go of", name, staged.request.version)
+                self._close(name)
+
+    def _report(self, name: str, request: Request, state: State, reason: str = "") -> None:
+        try:
+            self._members[name].report(request.id, state, reason)
+        except OSError as error:  # a full disk: the others wait until time is over
+            self._say(name, str(error))
+
+    def _close(self, name: str) -> None:
+        """Let go of what is staged, unless it is served. Under the lock."""
+        staged = self._staged.pop(name, None)
+        if staged is not None and not staged.opened.taken:
+            staged.opened.served.close()
+
+    def _say(self, name: str, text: str) -> None:
+        """Log trouble that comes back at every look, now and then."""
+        before, when_s = self._said.get(name, ("", 0.0))
+        if text != before or time.monotonic() - when_s > RETRY_S:
+            self._said[name] = (text, time.monotonic())
+            log.error("index %s: activation: %s", name, text)
