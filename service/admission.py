@@ -54,9 +54,10 @@ class Admission:
 class Room:
     """Counts the bytes that requests hold. Used from the event loop alone, so it needs no lock."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, what: str) -> None:
         self.limit = limit
         self.held = 0
+        self._what = what
 
     @contextmanager
     def share(self) -> Iterator[Callable[[int], None]]:
@@ -69,7 +70,7 @@ class Room:
         def take(size: int) -> None:
             nonlocal own
             if self.held + size > self.limit:
-                raise Overloaded(f"{self.limit} bytes of items are on their way or wait")
+                raise Overloaded(f"{self.limit} {self._what}")
             self.held += size
             own += size
 

@@ -68,7 +68,13 @@ def create_app(
     )
     app.state.hivlp = state
     app.add_middleware(Guard, keys=state.keys, settings=settings)
-    app.add_middleware(Edge, metrics=state.metrics, limits=settings.limits, ended=state.ended)
+    app.add_middleware(
+        Edge,
+        metrics=state.metrics,
+        limits=settings.limits,
+        room=state.body_room,
+        ended=state.ended,
+    )
     errors.install(app)
     for route in (search, embed, items, changes, snapshots, admin_snapshots, system):
         app.include_router(route.router)

@@ -83,6 +83,15 @@ class Overloaded(ServiceError):
                          headers=headers)  # fmt: skip
 
 
+class TooManyConnections(ServiceError):
+    """Told on connections that are beyond the limit, which then end."""
+
+    def __init__(self, limit: int) -> None:
+        message = f"{limit} connections are open, the most there may be; try again"
+        headers = {"Retry-After": "1", "Connection": "close"}
+        super().__init__(429, "too_many_connections", message, headers=headers)
+
+
 class NotReady(ServiceError):
     """Still loading, or unable to load."""
 

@@ -62,6 +62,12 @@ class Metrics:
             ("reason",),
             registry=self.registry,
         )
+        self.connections = Gauge(
+            "hivlp_connections",
+            "Connections that are open.",
+            registry=self.registry,
+            multiprocess_mode="livesum",
+        )
         self.in_flight = Gauge(
             "hivlp_in_flight",
             "Searches that hold a permit.",

@@ -17,9 +17,12 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from hivlp.service.admission import Room
+from hivlp.service.bounds import CROWDED
 from hivlp.service.errors import (
     BodyTimeout,
     BodyTooLarge,
+    TooManyConnections,
     internal_problem,
     problem_of,
     problem_response,
@@ -31,6 +34,10 @@ from hivlp.service.settings import Limits
 
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 CLIENT_LEFT = 499
+# Answered whatever else is full: a probe that isn't makes things worse.
+PROBES = frozenset({"/livez", "/readyz"})
+# Of each body; so much of every connection's is held without being counted.
+UNCOUNTED_BYTES = 64 << 10
 SECURITY_HEADERS = {
     "Content-Security-Policy": (
         "default-src 'self'; img-src 'self' blob: data:; object-src 'none'; base-uri 'none'; "
@@ -51,11 +58,13 @@ class Edge:
         *,
         metrics: Metrics,
         limits: Limits,
+        room: Room,
         ended: Callable[[Ended], dict[str, str] | None] = lambda _: None,
     ) -> None:
         self._app = app
         self._metrics = metrics
         self._limits = limits
+        self._room = room
         self._ended = ended
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -66,17 +75,19 @@ class Edge:
         if scope["method"] == "HEAD":
             # Answered as GET everywhere; the server below keeps the body to itself.
             scope = {**scope, "method": "GET"}
-        exchange = _Exchange(scope, receive, send, self._limits)
-        token = LOGGED_ID.set(exchange.state["request_id"])
-        try:
-            await self._app(scope, exchange.receive, exchange.send)
-        except ClientDisconnect:
-            exchange.status = CLIENT_LEFT
-        except Exception as error:
-            await exchange.fail(error)
-        finally:
-            self._count(exchange)
-            LOGGED_ID.reset(token)
+        with self._room.share() as take:
+            exchange = _Exchange(scope, receive, send, self._limits, take)
+            token = LOGGED_ID.set(exchange.state["request_id"])
+            try:
+                exchange.admit()
+                await self._app(scope, exchange.receive, exchange.send)
+            except ClientDisconnect:
+                exchange.status = CLIENT_LEFT
+            except Exception as error:
+                await exchange.fail(error)
+            finally:
+                self._count(exchange)
+                LOGGED_ID.reset(token)
 
     def _count(self, exchange: _Exchange) -> None:
         route = getattr(exchange.scope.get("route"), "path", UNMATCHED)
@@ -93,14 +104,23 @@ class Edge:
 class _Exchange:
     """One request and its answer, as they pass."""
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, limits: Limits) -> None:
+    def __init__(
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        limits: Limits,
+        take: Callable[[int], None],
+    ) -> None:
         self.scope = scope
         self.status = CLIENT_LEFT
         self._receive = receive
         self._send = send
+        self._take = take
         self._max_body_bytes = limits.max_body_bytes
         self._body_timeout_s = limits.body_timeout_s
         self._received_bytes = 0
+        self._taken_bytes = 0
         self._received_all = scope["method"] == "GET"
         self._started = False
         headers = Headers(scope=scope)
@@ -112,6 +132,11 @@ class _Exchange:
         self.state["started_s"] = time.perf_counter()
         self._due_s = asyncio.get_running_loop().time() + limits.body_timeout_s
 
+    def admit(self) -> None:
+        """Raise TooManyConnections on a connection beyond the limit, unless it asks for health."""
+        if CROWDED in self.state and self.scope["path"] not in PROBES:
+            raise TooManyConnections(self.state[CROWDED])
+
     async def receive(self) -> Message:
         """The next message, unless the body is or says it is too large, or is late."""
         if self._declared.isdigit() and int(self._declared) > self._max_body_bytes:
@@ -121,7 +146,14 @@ class _Exchange:
         self._received_all = not message.get("more_body", False)
         if self._received_bytes > self._max_body_bytes:
             raise BodyTooLarge(self._max_body_bytes)
+        self._take_more()
         return message
+
+    def _take_more(self) -> None:
+        """Count what is held of this body. Raises Overloaded."""
+        counted = max(0, self._received_bytes - UNCOUNTED_BYTES)
+        self._take(counted - self._taken_bytes)
+        self._taken_bytes = counted
 
     async def _next(self) -> Message:
         if self._received_all:  # what comes now is that the client left
@@ -139,6 +171,8 @@ class _Exchange:
             self.status = CLIENT_LEFT if self._has_left() else message["status"]
             headers = MutableHeaders(scope=message)
             headers["X-Request-ID"] = self._request_id
+            if CROWDED in self.state:
+                headers["Connection"] = "close"
             for name, value in SECURITY_HEADERS.items():
                 headers.setdefault(name, value)
         await self._send(message)

@@ -18,6 +18,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from hivlp.service.app import OnLoaded, create_app
+from hivlp.service.connections import connection_options
 from hivlp.service.loading import load_catalogue
 from hivlp.service.settings import Settings
 from hivlp.service.state import LoadCatalogue
@@ -91,9 +92,8 @@ class Server(uvicorn.Server):
 def _config(app: FastAPI) -> uvicorn.Config:
     return uvicorn.Config(
         app,
+        **connection_options(app.state.hivlp),
         loop="uvloop",
-        http="httptools",
-        ws="none",
         log_config=None,  # its loggers have no say of their own: see logs.set_up
         access_log=False,
         server_header=False,

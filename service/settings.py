@@ -28,6 +28,7 @@ from hivlp.models.errors import HivlpError
 from hivlp.models.reranker import DEFAULT_RERANKED
 from hivlp.models.runtime.threads import available_threads
 from hivlp.service.activation_settings import ActivationSettings
+from hivlp.service.bounds import ConnectionSettings
 from hivlp.service.cache.settings import CacheSettings
 from hivlp.service.keys import KeySettings
 from hivlp.service.watch_settings import LogSettings, RecallSettings, SpareSettings
@@ -51,6 +52,10 @@ class Limits(_Part):
     """The most that one request may ask or send, and how many may be in flight."""
 
     max_body_bytes: int = Field(default=16 * MIB, ge=1024)
+    # Bytes of all bodies that are here or on their way, without the small ones; beyond, 429.
+    max_held_bytes: int = Field(default=256 * MIB, ge=1024)
+    # Values (numbers, texts, objects, lists) in the JSON of one body.
+    max_body_values: int = Field(default=300_000, ge=100)
     max_image_bytes: int = Field(default=10 * MIB, ge=1024)
     max_pixels: int = Field(default=40_000_000, ge=1)
     max_text_chars: int = Field(default=2_000, ge=1)
@@ -78,6 +83,8 @@ class Limits(_Part):
     def _a_full_body_must_fit(self) -> Self:
         if self.max_change_bytes < self.max_body_bytes:
             raise ValueError("max_change_bytes must be at least max_body_bytes")
+        if self.max_held_bytes < self.max_body_bytes:
+            raise ValueError("max_held_bytes must be at least max_body_bytes")
         return self
 
     @model_validator(mode="after")
@@ -160,6 +167,7 @@ class Settings(BaseSettings):
     changes: ChangeSettings = ChangeSettings()
     activation: ActivationSettings = ActivationSettings()
     keys: KeySettings = KeySettings()
+    connections: ConnectionSettings = ConnectionSettings()
     log: LogSettings = LogSettings()
     spare: SpareSettings = SpareSettings()
     recall: RecallSettings = RecallSettings()

@@ -68,7 +68,10 @@ class ServingState:
         )
         self.picture_admission = Admission(capacity)
         self.change_admission = Admission(settings.limits.max_changes)
-        self.change_room = Room(settings.limits.max_change_bytes)
+        bodies = "bytes of bodies are here or on their way"
+        self.body_room = Room(settings.limits.max_held_bytes, bodies)
+        items = "bytes of items are on their way or wait"
+        self.change_room = Room(settings.limits.max_change_bytes, items)
         self.cache = make_tiers(settings.cache, self.metrics)
         self.pictures = Pictures(settings.limits.max_pixels)
         self.scrubbing = Scrubbing(settings.scrub_mib_per_s / settings.processes, self.metrics)

@@ -42,7 +42,7 @@ from hivlp.service.client.timing import DEFAULT_RETRIES, DEFAULT_TIMEOUTS, Retri
 P = ParamSpec("P")
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., object])
-# uvicorn closes an idle connection after 5 s; one that is let go earlier never meets that moment.
+# The service closes an idle connection after 5 s; one let go earlier never meets that moment.
 IDLE_S = 4.0
 MAX_CONNECTIONS = 100
 

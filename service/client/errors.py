@@ -5,7 +5,7 @@ ClientError
 ├── TimedOut             no whole answer in time
 ├── BadAnswer            an answer that isn't one of this service: a proxy's page, a cut body
 └── Refused              the service said no
-    ├── InvalidRequest   400, 405, 408, 413, 415, 422; `status` None: seen here, and never sent
+    ├── InvalidRequest   400, 405, 408, 413, 415, 422, 431; `status` None: seen here, and never sent
     ├── NotAllowed       401, 403
     ├── NotFound         404
     ├── Conflict         409
@@ -104,14 +104,14 @@ class ServerFailed(Refused):
 
 # What an entry of a batch doesn't say: the status that its code has alone. See docs/api.md.
 CODES = {
-    400: ("malformed_body",),
+    400: ("malformed_body", "malformed_request"),
     401: ("missing_key",),
     403: ("read_only", "wrong_key", "not_admin"),
     404: ("no_such_index", "no_such_snapshot", "no_such_item", "no_picture", "not_found"),
     405: ("method_not_allowed",),
-    408: ("body_timeout",),
+    408: ("body_timeout", "head_timeout"),
     409: ("activation_under_way", "not_activatable"),
-    413: ("body_too_large", "image_too_large"),
+    413: ("body_too_large", "image_too_large", "too_many_values"),
     415: ("unsupported_media_type", "unsupported_image"),
     422: (
         *("missing_field", "unknown_field", "invalid_value", "out_of_range", "not_available"),
@@ -119,7 +119,8 @@ CODES = {
         *("invalid_plan", "invalid_vector", "invalid_filter", "no_encoder"),
         *("invalid_id", "invalid_metadata", "nothing_to_search"),
     ),
-    429: ("overloaded",),
+    429: ("overloaded", "too_many_connections"),
+    431: ("head_too_large",),
     500: ("internal_error",),
     503: ("not_ready", "not_writable", "worker_died"),
     504: ("deadline_passed",),
@@ -138,6 +139,7 @@ _KINDS: dict[int, type[Refused]] = {
     415: InvalidRequest,
     422: InvalidRequest,
     429: Overloaded,
+    431: InvalidRequest,
     502: Unavailable,
     503: Unavailable,
     504: TooLate,

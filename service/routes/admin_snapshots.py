@@ -41,7 +41,8 @@ router = APIRouter(
 )
 async def activate(request: Request, name: str) -> Response:
     """Make a version the active one: every process stages it, then all flip."""
-    body = ActivateSnapshot.model_validate(await read_json(request))
+    limits = state_of(request).settings.limits
+    body = ActivateSnapshot.model_validate(await read_json(request, limits.max_body_values))
     return await _ask(request, "activate", name, body.snapshot, body.canary)
 
 

@@ -45,7 +45,8 @@ async def put_item(request: Request, id: str, index: IndexName = "default") -> R
     writer = state.writer(index)
     with state.change_room.share() as take:
         counted = Request(request.scope, _counted(request.receive, take))
-        fields, picture = await read_item(counted, state.settings.limits.max_image_bytes)
+        limits = state.settings.limits
+        fields, picture = await read_item(counted, limits.max_image_bytes, limits.max_body_values)
         body = PutItem.model_validate(fields)
         _check_texts(body, state)
         draft = Draft(id, tuple(body.texts), picture, body.metadata, _vectors(body, index, state))

@@ -26,8 +26,9 @@ router = APIRouter(prefix="/embed", tags=["embed"], responses=ERRORS)
 )
 async def embed_text(request: Request) -> Response:
     """Embed a sentence as a query."""
-    wanted = EmbedText.model_validate(await read_json(request))
-    query = text_query(wanted.text, state_of(request).settings.limits, "text")
+    limits = state_of(request).settings.limits
+    wanted = EmbedText.model_validate(await read_json(request, limits.max_body_values))
+    query = text_query(wanted.text, limits, "text")
     return await _answer(request, query, wanted.index)
 
 
@@ -40,7 +41,7 @@ async def embed_text(request: Request) -> Response:
 async def embed_image(request: Request) -> Response:
     """Embed a picture as a query."""
     limits = state_of(request).settings.limits
-    upload = await read_upload(request, limits.max_image_bytes)
+    upload = await read_upload(request, limits.max_image_bytes, limits.max_body_values)
     wanted = EmbedImage.model_validate(upload.fields)
     return await _answer(request, ImageQuery(upload.image), wanted.index)
 

@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from hivlp.models.errors import InputError
 from hivlp.service.answers import BatchAnswer, SearchAnswer
-from hivlp.service.bodies import read_json, read_upload, split_image
+from hivlp.service.bodies import off_loop, read_json, read_upload, split_image
 from hivlp.service.errors import internal_problem, problem_of
 from hivlp.service.leaving import unless_left
 from hivlp.service.openapi import ERRORS, json_body, upload_body
@@ -44,7 +44,7 @@ T = TypeVar("T")
 )
 async def search_text(request: Request) -> Response:
     """Find pictures (or captions) by a sentence."""
-    return await _answer(request, "text", await read_json(request))
+    return await _answer(request, "text", await _json(request))
 
 
 @router.post(
@@ -56,7 +56,7 @@ async def search_text(request: Request) -> Response:
 async def search_image(request: Request) -> Response:
     """Find pictures (or captions) by a picture: PNG, JPEG, WebP, GIF, BMP or TIFF."""
     limits = state_of(request).settings.limits
-    upload = await read_upload(request, limits.max_image_bytes)
+    upload = await read_upload(request, limits.max_image_bytes, limits.max_body_values)
     return await _answer(request, "image", upload.fields, upload.image)
 
 
@@ -68,7 +68,7 @@ async def search_image(request: Request) -> Response:
 )
 async def search_similar(request: Request) -> Response:
     """Find more like an item of the index. No encoder runs."""
-    return await _answer(request, "similar", await read_json(request))
+    return await _answer(request, "similar", await _json(request))
 
 
 @router.post(
@@ -79,7 +79,7 @@ async def search_similar(request: Request) -> Response:
 )
 async def search_vector(request: Request) -> Response:
     """Find by a vector of the finest level, made by this index's model, or of imported vectors'."""
-    return await _answer(request, "vector", await read_json(request))
+    return await _answer(request, "vector", await _json(request))
 
 
 @router.post(
@@ -92,7 +92,7 @@ async def search_batch(request: Request) -> Response:
     """Several searches; each has its own answer or error, in order."""
     state, timeline = state_of(request), _timeline(request)
     limits = state.settings.limits
-    searches = _searches_of(await read_json(request), limits.max_batch)
+    searches = _searches_of(await _json(request), limits.max_batch)
     _ = state.pipeline  # not ready is not ready, whether there is room or not
     with state.admission.permits(len(searches)):
         state.metrics.searching.batch_requests.observe(len(searches))
@@ -103,6 +103,10 @@ async def search_batch(request: Request) -> Response:
         results = await unless_left(request, _all_of(work))
     body = {"results": results, "took_ms": timeline.elapsed_ms(), "request_id": request_id}
     return json_response(body)
+
+
+async def _json(request: Request) -> dict[str, Any]:
+    return await read_json(request, state_of(request).settings.limits.max_body_values)
 
 
 def _searches_of(body: dict[str, Any], limit: int) -> list[dict[str, Any]]:
@@ -135,7 +139,7 @@ async def _one_of_batch(
 ) -> dict[str, Any]:
     """An answer, or the error that this search alone would have got."""
     try:
-        query, options = _parse_one(one, state.settings.limits)
+        query, options = await _parse_one(one, state.settings.limits)
         answer = await _search(state, query, options, noted)
     except Exception as error:
         problem = problem_of(error) or internal_problem(error, request_id)
@@ -152,7 +156,7 @@ async def _search(
     return answer
 
 
-def _parse_one(one: Mapping[str, Any], limits: Limits) -> Parsed:
+async def _parse_one(one: Mapping[str, Any], limits: Limits) -> Parsed:
     fields = dict(one)
     kind = fields.pop("kind", None)
     if kind not in ("text", "image", "similar", "vector"):
@@ -160,7 +164,8 @@ def _parse_one(one: Mapping[str, Any], limits: Limits) -> Parsed:
         raise InputError("invalid_value", message, param="kind")
     if kind != "image":
         return _parse(kind, fields, b"", limits)
-    upload = split_image(fields, limits.max_image_bytes)
+    size = len(text) if isinstance(text := fields.get("image"), str) else 0
+    upload = await off_loop(size, lambda: split_image(fields, limits.max_image_bytes))
     return _parse(kind, upload.fields, upload.image, limits)
 
 

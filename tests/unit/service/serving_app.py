@@ -12,6 +12,7 @@ import httpx
 import uvicorn
 from fastapi import FastAPI
 
+from hivlp.service.connections import connection_options
 from hivlp.service.settings import Limits, Settings, Threads
 
 START_TIMEOUT_S = 30
@@ -40,7 +41,8 @@ def serving(app: FastAPI, *, wait_ready: bool = True) -> Iterator[httpx.Client]:
         bound.bind(("127.0.0.1", 0))
         bound.listen(128)
         url = f"http://127.0.0.1:{bound.getsockname()[1]}"
-        config = uvicorn.Config(app, log_level="warning", loop="uvloop", http="httptools")
+        options = connection_options(app.state.hivlp)
+        config = uvicorn.Config(app, log_level="warning", loop="uvloop", **options)
         server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]})
         thread.start()

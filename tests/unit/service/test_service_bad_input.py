@@ -486,7 +486,7 @@ def test_many_wrong_or_surplus_columns_make_few_errors() -> None:
 def test_a_broken_text_is_not_looked_for_in_a_huge_body() -> None:
     huge = b'{"image": "' + b"A" * MAX_BLAMED_BYTES + b'", "index": "\\ud83d"}'
     with pytest.raises(Malformed):
-        parse_object(huge)
+        parse_object(huge, 100)
 
 
 def test_what_was_sent_is_not_quoted_without_end() -> None:

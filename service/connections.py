@@ -1,0 +1,313 @@
+"""One connection of the server: uvicorn's, with bounds on what comes before a request is one.
+
+uvicorn over httptools waits for ever for a request's head, takes one of any size, and discards for
+ever what is still sent of a body once it was answered. Here a head has a size and a time, a body
+that nobody reads any more a time, and an answer that isn't fetched too. Where a client is refused
+while it still sends, it is told so before the connection ends: the socket is closed for writing
+first, and what comes meanwhile is dropped; closed at once, the client would see a reset and not the
+answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import httptools
+import orjson
+from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.server import ServerState
+
+from hivlp.service.bounds import CROWDED, KIB, ConnectionSettings
+from hivlp.service.errors import Problem
+
+if TYPE_CHECKING:
+    from hivlp.service.state import ServingState
+
+# Seconds that a client that was refused has to take the answer.
+LINGER_S = 2.0
+# Connections beyond the limit that are told so; those beyond these are dropped.
+TOLD = 64
+# Of a message whose head is here; framing of tiny chunks is several times the body.
+WIRE_SHARE, WIRE_MORE = 8, 64 * KIB
+
+
+def connection_options(state: ServingState) -> dict[str, Any]:
+    """What `uvicorn.Config` is told of connections, and no more of anything."""
+    settings, metrics = state.settings, state.metrics
+
+    def count(reason: str) -> None:
+        metrics.rejected.labels(reason).inc()
+
+    wire = WIRE_SHARE * settings.limits.max_body_bytes + WIRE_MORE
+    made = partial(Connection, settings.connections, wire, count, metrics.connections.set)
+    keep_alive_s = settings.connections.keep_alive_s
+    return {"http": made, "timeout_keep_alive": keep_alive_s, "ws": "none"}
+
+
+class Connection(HttpToolsProtocol):
+    """Made by uvicorn, one a connection."""
+
+    def __init__(
+        self,
+        settings: ConnectionSettings,
+        max_wire_bytes: int,
+        count: Callable[[str], None],
+        connected: Callable[[int], None],
+        *,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self._settings = settings
+        self._max_wire_bytes = max_wire_bytes
+        self._count = count
+        self._connected = connected
+        self._timer: asyncio.TimerHandle | None = None
+        self._reader_timer: asyncio.TimerHandle | None = None
+        self._in_head = False
+        self._whole = True  # nothing of a message is on its way
+        self._idle = True  # nor was, when the bytes came that are being read
+        self._bytes = 0  # of the head, or of all that follows it
+        self._lingering = False
+        self._offered = False  # another protocol, which is to be passed over
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begin to wait for a head, unless there are too many that do."""
+        super().connection_made(transport)
+        over = len(self.connections) - self._settings.max
+        self._connected(len(self.connections))
+        if over > TOLD:
+            self._count("too_many_connections")
+            transport.abort()
+            return
+        if over > 0:
+            self.app_state = {**self.app_state, CROWDED: self._settings.max}
+        self._set_timer(self._settings.head_timeout_s, self._head_is_late)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """All is over."""
+        self._stop_timer()
+        self.resume_writing()
+        self._unset_keepalive_if_required()
+        super().connection_lost(exc)
+        self._connected(len(self.connections))
+
+    def data_received(self, data: bytes) -> None:
+        """Some bytes of a message, or of several."""
+        self._idle = self._whole
+        self._bytes = len(data) if self._idle else self._bytes + len(data)
+        if self._lingering:
+            if self._bytes > self._max_wire_bytes:
+                self.transport.abort()
+            return
+        self._unset_keepalive_if_required()
+        if self._whole and self._timer is None:
+            self._set_timer(self._settings.head_timeout_s, self._head_is_late)
+        self._feed(data)
+        if self._lingering:
+            return
+        if self._in_head and self._timer is None:  # it came behind another message
+            self._set_timer(self._settings.head_timeout_s, self._head_is_late)
+        if self._in_head and self._bytes > self._settings.max_head_bytes:
+            self._refuse_head()
+        elif not self._in_head and not self._whole and self._bytes > self._max_wire_bytes:
+            self._count("body_too_large")
+            self.transport.abort()
+
+    def _feed(self, data: bytes) -> None:
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as offer:
+            if self._offered:
+                self._offered = False
+                self._feed(self._head_without_offer() + data[offer.args[0] :])
+            elif self.cycle is not None:  # CONNECT, and what follows is not HTTP
+                self.cycle.keep_alive = False
+        except httptools.HttpParserError:
+            self._refuse(Problem(400, "malformed_request", "this is not HTTP/1.1"))
+
+    def _head_without_offer(self) -> bytes:
+        """The head that was just read, without the offer to go on in another protocol."""
+        method = self.parser.get_method()
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
+        lines = [b"%s %s HTTP/1.1" % (method, self.url)]
+        for name, value in self.headers:
+            if name == b"connection":
+                value = b"close" if b"close" in value.lower() else b"keep-alive"
+            if name not in (b"upgrade", b"http2-settings"):
+                lines.append(b"%s: %s" % (name, value))
+        return b"\r\n".join([*lines, b"", b""])
+
+    def on_message_begin(self) -> None:
+        """The first byte of a head."""
+        super().on_message_begin()
+        self._in_head, self._whole = True, False
+        if not self._idle:  # it follows another, and how much of these bytes is its own isn't known
+            self._bytes = 0
+        self._idle = False
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A header; those that follow a body are nobody's concern, and come too late to be."""
+        if self._in_head:
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        """A whole head."""
+        self._stop_timer()
+        self._in_head, self._bytes = False, 0
+        size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
+        most = self._settings
+        if self._lingering:
+            return
+        if size > most.max_head_bytes or len(self.headers) > most.max_headers:
+            self._refuse_head()
+            return
+        if self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT":
+            # httptools takes what follows, a body too, for the other protocol.
+            self._offered = True
+            return
+        super().on_headers_complete()
+        self.cycle.transport = _Closing(self, self.transport)  # type: ignore[assignment]
+
+    def on_body(self, body: bytes) -> None:
+        """Some of a body."""
+        if not self._lingering:
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """All of a message is here."""
+        if self._offered:
+            return
+        self._whole = True
+        if self._lingering:
+            return
+        super().on_message_complete()
+        if self.cycle.response_complete and not self.pipeline:  # it was answered before
+            self._stop_timer()
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
+
+    def on_response_complete(self) -> None:
+        """All of an answer is on its way; what is still sent to it has little time."""
+        if self._lingering:
+            self.pipeline.clear()
+            return
+        super().on_response_complete()
+        if self._whole or self.pipeline or self.transport.is_closing():
+            return
+        self._unset_keepalive_if_required()
+        if not self._in_head:
+            self._set_timer(LINGER_S, self.close_for_writing)
+
+    def pause_writing(self) -> None:
+        """The client does not fetch what was written."""
+        super().pause_writing()
+        if self._reader_timer is None:
+            wait_s = self._settings.answer_timeout_s
+            self._reader_timer = self.loop.call_later(wait_s, self._reader_is_late)
+
+    def resume_writing(self) -> None:
+        """It does."""
+        if self._reader_timer is not None:
+            self._reader_timer.cancel()
+            self._reader_timer = None
+        if self.flow is not None:
+            super().resume_writing()
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Idle for long enough."""
+        self._end()
+
+    def close_for_writing(self) -> None:
+        """Let the client read what it was told; what it sends is dropped, and soon refused."""
+        if self._lingering or self.transport.is_closing():
+            return
+        if self._whole:
+            self._end()
+            return
+        self._lingering, self._bytes = True, 0
+        self.flow.resume_reading()
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self._set_timer(LINGER_S, self.transport.abort)
+
+    def _end(self) -> None:
+        """Close; where the client doesn't take what was written, give it up."""
+        if not self.transport.is_closing():
+            self.transport.close()
+            self._set_timer(self._settings.answer_timeout_s, self.transport.abort)
+
+    def _set_timer(self, wait_s: float, then: Callable[[], None]) -> None:
+        self._stop_timer()
+        self._timer = self.loop.call_later(wait_s, then)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _head_is_late(self) -> None:
+        self._timer = None
+        if self.flow.read_paused:  # not for want of sending
+            self._set_timer(self._settings.head_timeout_s, self._head_is_late)
+        elif not self._in_head:
+            self._end()
+        else:
+            limit_s = self._settings.head_timeout_s
+            message = f"the head of the request did not come within {limit_s:g} s"
+            self._refuse(Problem(408, "head_timeout", message))
+
+    def _reader_is_late(self) -> None:
+        self._count("answer_timeout")
+        self.transport.abort()
+
+    def _refuse_head(self) -> None:
+        most = self._settings
+        message = (
+            f"the head of a request may have {most.max_head_bytes} bytes and {most.max_headers} "
+            "headers"
+        )
+        self._refuse(Problem(431, "head_too_large", message))
+
+    def _refuse(self, problem: Problem) -> None:
+        """Answer what never became a request, and end."""
+        if self._lingering or self.transport.is_closing():
+            return
+        self._count(problem.code)
+        if self.cycle is not None and not self.cycle.response_complete:
+            if self.cycle.response_started or self.pipeline:
+                self.transport.close()  # in the middle of another answer nothing can be said
+                return
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        request_id = uuid.uuid4().hex
+        body = orjson.dumps(problem.body(request_id))
+        head = (
+            f"content-type: application/json\r\ncontent-length: {len(body)}\r\n"
+            f"x-request-id: {request_id}\r\nconnection: close\r\n\r\n"
+        )
+        self.transport.write(STATUS_LINE[problem.status] + head.encode() + body)
+        self._whole = False
+        self.close_for_writing()
+
+
+class _Closing:
+    """The transport as an answer sees it: closing it lets the client read the answer first."""
+
+    def __init__(self, connection: Connection, transport: asyncio.Transport) -> None:
+        self._connection = connection
+        self.write = transport.write
+        self.is_closing = transport.is_closing
+
+    def close(self) -> None:
+        """As `Connection.close_for_writing`."""
+        self._connection.close_for_writing()
