@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 export HIVLP_HOME ?= .hivlp
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test kills check format typecheck serve demo-report clean
+.PHONY: help demo test kills builds check format typecheck serve demo-report clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/:/' | column -t -s ':'
@@ -43,6 +43,9 @@ test: $(VENV)/.dev ## run the tests
 
 kills: $(VENV)/.dev ## kill -9 at 50 random moments and before each change of every operation
 	HIVLP_KILL_ROUNDS=50 $(BIN)/python -m pytest -n 0 -v tests/faults/test_faults_kills.py
+
+builds: $(VENV)/.dev ## kill services, workers and Redis in the middle of builds
+	$(BIN)/python -m pytest -n 0 -v tests/faults/test_faults_builds.py
 
 check: $(VENV)/.dev ## lint, types, import rules
 	$(BIN)/ruff check .

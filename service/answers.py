@@ -143,6 +143,58 @@ class ChangeAnswer(_Answer):
     request_id: str
 
 
+class BuildProgress(_Answer):
+    """How far a step of a build is: what counts nothing has no `unit`.
+
+    `total` is null where nobody knows it, `rate` is what was done a second lately.
+    """
+
+    step: str
+    unit: str | None
+    done: int
+    total: int | None
+    rate: float | None
+    seconds_left: float | None
+
+
+class BuildInfo(_Answer):
+    """A build: what was asked for, how far it is, and what came of it.
+
+    `state` is queued, running, done, failed or cancelled; `cancelling`: told to end, and still at
+    it. `snapshot` is the version that it made, `reason` why it failed.
+    """
+
+    id: str
+    state: str
+    cancelling: bool
+    asked: dict[str, Any] = Field(description="The request, with places as they were found.")
+    tries: int
+    created_at: str
+    started_at: str | None
+    ended_at: str | None
+    progress: BuildProgress | None
+    snapshot: str | None
+    active: bool | None
+    items: int | None
+    encoded: int | None
+    left_out: int | None
+    notes: list[str]
+    reason: str | None
+
+
+class BuildAnswer(BuildInfo):
+    """One build."""
+
+    request_id: str
+
+
+class BuildList(_Answer):
+    """Builds, newest first."""
+
+    builds: list[BuildInfo]
+    request_id: str
+
+
 class LevelInfo(_Answer):
     """One level of an index."""
 

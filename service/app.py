@@ -17,7 +17,16 @@ from hivlp.service import errors, openapi
 from hivlp.service.guard import Guard
 from hivlp.service.loading import load_catalogue
 from hivlp.service.middleware import Edge
-from hivlp.service.routes import admin_snapshots, changes, embed, items, search, snapshots, system
+from hivlp.service.routes import (
+    admin_snapshots,
+    builds,
+    changes,
+    embed,
+    items,
+    search,
+    snapshots,
+    system,
+)
 from hivlp.service.routes.page import page_router
 from hivlp.service.settings import Settings
 from hivlp.service.state import LoadCatalogue, ServingState
@@ -76,7 +85,7 @@ def create_app(
         ended=state.ended,
     )
     errors.install(app)
-    for route in (search, embed, items, changes, snapshots, admin_snapshots, system):
+    for route in (search, embed, items, changes, snapshots, admin_snapshots, builds, system):
         app.include_router(route.router)
     app.include_router(page_router())
     openapi.install(app)

@@ -22,6 +22,7 @@ ORDER = (
     "search",
     "snapshots",
     "serve",
+    "worker",
     "bench",
 )
 SUMMARIES = {
@@ -35,6 +36,7 @@ SUMMARIES = {
     "search": "search an index for a text or a picture",
     "snapshots": "list, verify, activate, roll back, export, collect, pull or push snapshots",
     "serve": "serve indexes over HTTP",
+    "worker": "build what was asked for over HTTP, beside the service",
     "bench": "what a cascade costs, by the paper's formula",
 }
 

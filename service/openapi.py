@@ -28,6 +28,7 @@ from hivlp.service.schemas import (
     ImageSearch,
     PutItem,
     SimilarSearch,
+    StartBuild,
     TextSearch,
     VectorSearch,
 )
@@ -42,6 +43,7 @@ BODIES: tuple[type[BaseModel], ...] = (
     EmbedImage,
     PutItem,
     ActivateSnapshot,
+    StartBuild,
 )
 REF = "#/components/schemas/{model}"
 

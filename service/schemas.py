@@ -13,6 +13,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 from pydantic_core import PydanticCustomError
 
 from hivlp.index.filters import parse_filter
+from hivlp.index.level_index import Must
 from hivlp.index.snapshot.activation_files import MAX_CANARIES, Canary
 from hivlp.models.errors import InputError
 from hivlp.models.levels import Modality
@@ -205,6 +206,75 @@ class EmbedImage(_Strict):
     """Embed one picture, whose bytes travel beside these fields."""
 
     index: Name = "default"
+
+
+Place = Annotated[str, Field(min_length=1, max_length=4_096), AfterValidator(_no_nul)]
+
+
+class StartBuild(_Strict):
+    """Build a version of an index from a corpus, as `hivlp build` does with the same options."""
+
+    index: Name = Field(default="default", description="The index; one that is new is made.")
+    corpus: Place = Field(
+        description="An absolute path or a URL: a folder, a table, a tar, or a pattern of several.",
+        examples=["/data/corpora/pictures"],
+    )
+    artifact: Place | None = Field(
+        default=None,
+        description="The model: its name in HIVLP_HOME/artifacts or its path; the index's last one "
+        "unless given.",
+    )
+    activate: bool = Field(default=True, description="Make it the active version when it is built.")
+    key: Name | None = Field(
+        default=None,
+        description="A word of yours: asked again with the same one, you get the same build.",
+    )
+    split: Literal["all", "train", "val", "test", "restval"] = Field(
+        default="all", description="Of a Karpathy split JSON."
+    )
+    images: Place | None = Field(default=None, description="The folder of its pictures.")
+    aliases: Literal["img2dataset"] | None = Field(
+        default=None, description="Columns are named as this program does it."
+    )
+    metadata_group: Name | None = Field(
+        default=None, description="Metadata column whose equals answer each other."
+    )
+    max_failures: float = Field(
+        default=0.05, ge=0, le=1, description="Share of bad items, or captions, that is allowed."
+    )
+    batch_size: int = Field(default=32, ge=1, le=4_096, description="Items encoded at once.")
+    workers: int = Field(default=2, ge=1, le=256, description="Threads that read pictures.")
+    threads: int = Field(default=1, ge=1, le=256, description="Threads of the encoder.")
+    build_threads: int | None = Field(
+        default=None, ge=1, le=1_024, description="Threads that build graphs; all unless given."
+    )
+    store_states: bool = Field(
+        default=False, description="Keep pictures' token states for the model's re-ranker."
+    )
+    forget_changes: bool = Field(
+        default=False,
+        description="The corpus alone, without items that were put or deleted since.",
+    )
+    materialise: bool = Field(default=False, description="Every level as a FAISS index.")
+    family: Literal["auto", "scan", "graph"] = Field(default="auto", description="How it finds.")
+    level1: Literal["auto", "flat", "sq8", "pq64x4fs", "rabitqfs"] = Field(
+        default="auto", description="Level 1's codes."
+    )
+    rows: Literal["fp32", "fp16"] = Field(default="fp32", description="How rows are kept.")
+    must: list[Must] = Field(
+        default=["mask"],
+        max_length=3,
+        fail_fast=True,
+        description="What it is for.",
+    )
+    max_memory: int | None = Field(default=None, ge=1, description="Most bytes searched.")
+    max_query_ms: float | None = Field(
+        default=None, gt=0, allow_inf_nan=False, description="Most milliseconds of one search."
+    )
+    max_build_s: float = Field(
+        default=1_800.0, gt=0, allow_inf_nan=False, description="Most seconds to build levels."
+    )
+    target: float = Field(default=0.99, ge=0, le=1, description="ANN recall wanted.")
 
 
 def check_limits(options: SearchOptions, limits: Limits) -> None:

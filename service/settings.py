@@ -30,6 +30,7 @@ from hivlp.models.runtime.threads import available_threads
 from hivlp.service.activation_settings import ActivationSettings
 from hivlp.service.bounds import ConnectionSettings
 from hivlp.service.cache.settings import CacheSettings
+from hivlp.service.jobs.settings import JobSettings
 from hivlp.service.keys import KeySettings
 from hivlp.service.watch_settings import LogSettings, RecallSettings, SpareSettings
 
@@ -171,6 +172,7 @@ class Settings(BaseSettings):
     log: LogSettings = LogSettings()
     spare: SpareSettings = SpareSettings()
     recall: RecallSettings = RecallSettings()
+    jobs: JobSettings = JobSettings()
 
     @classmethod
     def settings_customise_sources(

@@ -16,6 +16,7 @@ from hivlp.service.admission import Admission, Room
 from hivlp.service.cache.tiers import make_tiers
 from hivlp.service.changes import ItemWriter
 from hivlp.service.errors import NotReady, NotWritable, ReadOnly
+from hivlp.service.jobs.builds import Builds
 from hivlp.service.keys import Keyring
 from hivlp.service.metrics import Metrics
 from hivlp.service.pictures import Pictures
@@ -73,6 +74,7 @@ class ServingState:
         items = "bytes of items are on their way or wait"
         self.change_room = Room(settings.limits.max_change_bytes, items)
         self.cache = make_tiers(settings.cache, self.metrics)
+        self.builds = Builds(settings, self.metrics.registry)
         self.pictures = Pictures(settings.limits.max_pixels)
         self.scrubbing = Scrubbing(settings.scrub_mib_per_s / settings.processes, self.metrics)
         self.request_log = RequestLog(settings.log)
@@ -136,7 +138,7 @@ class ServingState:
             loading=ThreadPoolExecutor(1, "hivlp-load", behind),
             closing=ThreadPoolExecutor(1, "hivlp-close"),
         )
-        for name, run in self.cache.watches().items():
+        for name, run in {**self.cache.watches(), **self.builds.watches()}.items():
             self._tasks.start(name, run)
 
     async def load(self) -> None:

@@ -29,7 +29,8 @@ __all__ = ["Corpus", "CorpusOptions", "FolderCorpus", "open_corpus"]
 MAX_NAMES = 100_000
 """Files that a pattern with braces may name."""
 WANTED = ".csv, .jsonl (either .gz too), .parquet, .tar, .json"
-_WILD = re.compile(r"[*?[{]")
+WILD = re.compile(r"[*?[{]")
+"""What makes a pattern of a path."""
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _RANGE = re.compile(r"(\d{1,9})\.\.(\d{1,9})")
 
@@ -45,7 +46,7 @@ def open_corpus(given: Path | str, options: CorpusOptions = PLAIN) -> Corpus:
     if kind == "file":
         folder, name = _split(source)
         return _checked(_open_files(source, files_at(folder), [name], options), options)
-    if not _WILD.search(str(given)):
+    if not WILD.search(str(given)):
         raise CorpusError(str(given), "no such file or folder")
     return _checked(_open_pattern(source, options), options)
 
@@ -109,13 +110,13 @@ def _open_folder(source: Root, options: CorpusOptions) -> Corpus:
 def _open_pattern(source: Root, options: CorpusOptions) -> Corpus:
     """Files by a pattern: `*`, `?`, `[..]`, `**`, and braces, `{a,b}` or `{000..099}`."""
     text = source if isinstance(source, str) else source.as_posix()
-    fixed = text[: _WILD.search(text).start()]  # type: ignore[union-attr]
+    fixed = text[: WILD.search(text).start()]  # type: ignore[union-attr]
     base, slash, _ = fixed.rpartition("/")
     pattern = text[len(base) + len(slash) :]
     root: Root = base if isinstance(source, str) else Path(base or slash or ".")
     files = files_at(root)
     names: list[str] = []
-    for expanded in _expanded(pattern):
+    for expanded in without_braces(pattern):
         if len(names) >= MAX_NAMES:
             raise CorpusError(text, f"the pattern names more than {MAX_NAMES} files")
         names += files.glob(expanded) if re.search(r"[*?[]", expanded) else [expanded]
@@ -151,14 +152,14 @@ def _file_kind(name: str) -> str | None:
     return "json" if lower.endswith(".json") else table_kind(name)
 
 
-def _expanded(pattern: str) -> Iterator[str]:
+def without_braces(pattern: str) -> Iterator[str]:
     """A pattern without its braces, once for each thing they name, as a shell does it."""
     found = _BRACES.search(pattern)
     if found is None:
         yield pattern
         return
     for word in _words(found[1], pattern):
-        yield from _expanded(pattern[: found.start()] + word + pattern[found.end() :])
+        yield from without_braces(pattern[: found.start()] + word + pattern[found.end() :])
 
 
 def _words(inside: str, pattern: str) -> Iterator[str]:

@@ -297,6 +297,13 @@ class SnapshotStore:
             path.unlink(missing_ok=True)
         return replace(report, leftovers=(*report.leftovers, *pictures))
 
+    def remove_leftovers(self, name: str) -> None:
+        """Remove what builds and removals that died left in the index's folder."""
+        if self.folder(name).is_dir():
+            with locked(self.folder(name)):
+                for leftover in collecting.leftovers(self.folder(name), pulls=False):
+                    collecting.delete(leftover)
+
     def _lease(self, name: str, version: str | None) -> tuple[str, Lease]:
         """The version wanted (None: the active one) and a lease on it. Raises SnapshotMissing."""
         for attempt in range(1, ATTEMPTS + 1):

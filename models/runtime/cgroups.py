@@ -31,3 +31,13 @@ def read(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except OSError:
         return ""
+
+
+def oom_kills(*, root: Path = Path("/")) -> int:
+    """How many processes of this one's v2 group were killed for want of memory, as far as told."""
+    events = root / MOUNT / group(root, controller="").lstrip("/") / "memory.events"
+    for line in read(events).splitlines():
+        name, _, value = line.partition(" ")
+        if name == "oom_kill" and value.isdigit():
+            return int(value)
+    return 0

@@ -16,7 +16,7 @@ URL_OPTIONS = frozenset(
 MIB = 1 << 20
 
 
-def _checked(url: SecretStr) -> SecretStr:
+def checked_url(url: SecretStr) -> SecretStr:
     """The URL of a Redis. Raises ValueError, in words that hold nothing of the URL but options."""
     try:
         parts = urlsplit(url.get_secret_value())
@@ -50,7 +50,7 @@ class CacheSettings(BaseModel):
 
     max_bytes: int = Field(default=64 * MIB, ge=0)
     ttl_s: float = Field(default=600.0, gt=0, le=30 * 86_400)
-    redis_url: Annotated[SecretStr, AfterValidator(_checked)] | None = None
+    redis_url: Annotated[SecretStr, AfterValidator(checked_url)] | None = None
     redis_prefix: str = Field(default="hivlp:", pattern=r"^[\x21-\x7e]{0,64}$")
     redis_timeout_ms: float = Field(default=20.0, gt=0, le=1_000)
     redis_connect_timeout_ms: float = Field(default=1_000.0, gt=0, le=60_000)

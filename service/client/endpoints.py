@@ -6,6 +6,7 @@ arguments and return, or return an awaitable of, what the call is read into.
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, Unpack
@@ -17,6 +18,8 @@ from hivlp.models.levels import Modality
 from hivlp.service.answers import (
     ActivationAnswer,
     BatchAnswer,
+    BuildAnswer,
+    BuildList,
     ChangeAnswer,
     EmbedAnswer,
     HealthAnswer,
@@ -29,6 +32,7 @@ from hivlp.service.answers import (
 from hivlp.service.client.errors import InvalidRequest
 from hivlp.service.client.exchange import Call, Reply
 from hivlp.service.client.fields import (
+    BuildOptions,
     Fields,
     Options,
     PictureSource,
@@ -42,6 +46,7 @@ from hivlp.service.client.fields import (
 M = TypeVar("M", bound=BaseModel)
 DEFAULT_INDEX = "default"
 READY_OR_NOT = frozenset({200, 503})
+BEGUN = frozenset({202})
 AT_ONCE_OR_LATER = frozenset({200, 202})
 
 
@@ -234,6 +239,33 @@ def activation(index: str = DEFAULT_INDEX) -> Call[ActivationAnswer]:
     return Call("GET", _admin_path(index, "activation"), read_as(ActivationAnswer))
 
 
+def start_build(corpus: str, **options: Unpack[BuildOptions]) -> Call[BuildAnswer]:
+    """Have a version of an index built from a corpus that the service can read.
+
+    Without a `key` of yours a call has one of its own, so that a try that is sent again begins no
+    second build. Raises ClientError.
+    """
+    body: Fields = {"key": uuid.uuid4().hex, **options, "corpus": corpus}
+    read = read_as(BuildAnswer)
+    return Call("POST", "/admin/builds", read, lambda: checked(body), answers=BEGUN)
+
+
+def builds(limit: int = 20) -> Call[BuildList]:
+    """The builds there were and are, newest first. Raises ClientError."""
+    return Call("GET", "/admin/builds", read_as(BuildList), params={"limit": str(limit)})
+
+
+def build(build_id: str) -> Call[BuildAnswer]:
+    """How far a build is, and what came of it. Raises ClientError: NotFound."""
+    return Call("GET", _build_path(build_id), read_as(BuildAnswer))
+
+
+def cancel_build(build_id: str) -> Call[BuildAnswer]:
+    """End a build; `cancelling` while that goes on. Raises ClientError: NotFound."""
+    path = _build_path(build_id)
+    return Call("DELETE", path, read_as(BuildAnswer), answers=AT_ONCE_OR_LATER)
+
+
 def info() -> Call[InfoAnswer]:
     """Version, indexes, models with their sources and licences, limits. Raises ClientError."""
     return Call("GET", "/info", read_as(InfoAnswer))
@@ -254,6 +286,10 @@ def ready() -> Call[bool]:
 
 def _admin_path(index: str, action: str) -> str:
     return f"/admin/indexes/{_segment(index, 'index')}/{action}"
+
+
+def _build_path(build_id: str) -> str:
+    return f"/admin/builds/{_segment(build_id, 'id')}"
 
 
 def _item_path(item_id: str) -> str:

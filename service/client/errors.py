@@ -106,11 +106,14 @@ class ServerFailed(Refused):
 CODES = {
     400: ("malformed_body", "malformed_request"),
     401: ("missing_key",),
-    403: ("read_only", "wrong_key", "not_admin"),
-    404: ("no_such_index", "no_such_snapshot", "no_such_item", "no_picture", "not_found"),
+    403: ("read_only", "wrong_key", "not_admin", "builds_off"),
+    404: (
+        *("no_such_index", "no_such_snapshot", "no_such_item", "no_picture", "no_such_build"),
+        "not_found",
+    ),
     405: ("method_not_allowed",),
     408: ("body_timeout", "head_timeout"),
-    409: ("activation_under_way", "not_activatable"),
+    409: ("activation_under_way", "not_activatable", "build_under_way", "key_reused"),
     413: ("body_too_large", "image_too_large", "too_many_values"),
     415: ("unsupported_media_type", "unsupported_image"),
     422: (
@@ -118,6 +121,7 @@ CODES = {
         *("empty_text", "text_too_long", "invalid_text", "empty_image", "broken_image"),
         *("invalid_plan", "invalid_vector", "invalid_filter", "no_encoder"),
         *("invalid_id", "invalid_metadata", "nothing_to_search"),
+        *("invalid_index", "outside_roots"),
     ),
     429: ("overloaded", "too_many_connections"),
     431: ("head_too_large",),

@@ -66,6 +66,35 @@ class Options(TypedDict, total=False):
     deadline_ms: float | None
 
 
+class BuildOptions(TypedDict, total=False):
+    """How to build; docs/api.md says what each means."""
+
+    index: str
+    artifact: str | None
+    activate: bool
+    key: str | None
+    split: Literal["all", "train", "val", "test", "restval"]
+    images: str | None
+    aliases: Literal["img2dataset"] | None
+    metadata_group: str | None
+    max_failures: float
+    batch_size: int
+    workers: int
+    threads: int
+    build_threads: int | None
+    store_states: bool
+    forget_changes: bool
+    materialise: bool
+    family: Literal["auto", "scan", "graph"]
+    level1: Literal["auto", "flat", "sq8", "pq64x4fs", "rabitqfs"]
+    rows: Literal["fp32", "fp16"]
+    must: Sequence[Literal["mask", "batch", "rebuild"]]
+    max_memory: int | None
+    max_query_ms: float | None
+    max_build_s: float
+    target: float
+
+
 @dataclass(frozen=True, slots=True)
 class Search:
     """One search, to be sent alone or among others: made by the function of its kind.

@@ -19,7 +19,7 @@ from hivlp.models.levels import Modality
 from hivlp.service.bounds import ConnectionSettings
 from hivlp.service.client import AsyncClient, Client, Search, clients, endpoints, errors
 from hivlp.service.client.exchange import Call
-from hivlp.service.client.fields import Options, Width, encode
+from hivlp.service.client.fields import BuildOptions, Options, Width, encode
 from hivlp.service.schemas import (
     BatchSearch,
     EmbedImage,
@@ -29,6 +29,7 @@ from hivlp.service.schemas import (
     PutItem,
     SearchOptions,
     SimilarSearch,
+    StartBuild,
     TextSearch,
     VectorSearch,
 )
@@ -77,6 +78,10 @@ CALLS: dict[str, Call[Any]] = {
     "GET /items/{id}/image": endpoints.item_image("a", size=16),
     "GET /indexes": endpoints.indexes(),
     "GET /indexes/{name}/snapshots": endpoints.snapshots("a"),
+    "POST /admin/builds": endpoints.start_build("/data"),
+    "GET /admin/builds": endpoints.builds(limit=5),
+    "GET /admin/builds/{id}": endpoints.build("a"),
+    "DELETE /admin/builds/{id}": endpoints.cancel_build("a"),
     "GET /info": endpoints.info(),
     "GET /health": endpoints.health(),
     "GET /readyz": endpoints.ready(),
@@ -149,6 +154,34 @@ def test_other_bodies_have_the_fields_that_the_service_takes(
     make: Any, model: type[BaseModel], beside: set[str]
 ) -> None:
     assert set(inspect.signature(make).parameters) - beside == set(model.model_fields)
+
+
+def test_the_options_of_a_build_are_those_that_the_service_takes() -> None:
+    own = get_type_hints(BuildOptions)
+    assert set(own) | {"corpus"} == set(StartBuild.model_fields)
+    for name, hint in own.items():
+        served = StartBuild.model_fields[name]
+        assert _words(hint) == _words(served.annotation), name
+
+
+def _words(hint: Any) -> set[object]:
+    """The words that a type allows, however deep; those of `Literal`."""
+    inner = get_args(hint)
+    found = {one for one in inner if isinstance(one, str)}
+    return found.union(*map(_words, inner)) if inner else set()
+
+
+def test_a_build_without_a_key_gets_one_so_that_a_second_try_begins_no_other() -> None:
+    calls = [endpoints.start_build("/data"), endpoints.start_build("/data")]
+    keys = []
+    for call in calls:
+        assert call.fields is not None
+        assert call.fields() == call.fields()
+        keys.append(call.fields()["key"])
+    assert len(set(keys)) == 2
+    own = endpoints.start_build("/data", key="monday").fields
+    assert own is not None
+    assert own() == {"corpus": "/data", "key": "monday"}
 
 
 def test_a_whole_item_arrives_as_it_was_given() -> None:
