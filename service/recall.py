@@ -11,15 +11,12 @@ when computed, as often as any other).
 
 from __future__ import annotations
 
-import asyncio
-import logging
 import math
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -30,26 +27,21 @@ from hivlp.index.filters import parse_filter
 from hivlp.index.searcher import FoundItem
 from hivlp.models.levels import FloatArray
 from hivlp.service.queries import Opened, Query, Setting
-from hivlp.service.request_log import Allowance
+from hivlp.service.sampling import Left, Sampler, leased
 from hivlp.service.schemas import SearchOptions
 from hivlp.service.serving import Catalogue, ServedVersion
 from hivlp.service.settings import Limits
-from hivlp.service.spare import Lottery, NoTime, Spare
+from hivlp.service.spare import Spare
 from hivlp.service.timeline import Timeline
 from hivlp.service.watch_metrics import RecallMetrics
 from hivlp.service.watch_settings import RecallSettings
 
-log = logging.getLogger("hivlp.service")
 TEN = 10
 TIES = 64
 """So many rows beyond those needed are looked at for some that score as much as the last."""
 VERSIONS = 4
 """So many versions of an index are remembered, so that one can be compared with the one before."""
 EARLY = "early_exit"
-
-
-class Left(Exception):
-    """A check that came to nothing; its word is the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +57,12 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """Of one query: how many of the exact top k were wanted and found, at 10 and at the k asked.
+    """Of one query: how many of the exact top k were found and wanted, at the k asked and at 10.
 
-    At 10 it is None where fewer were asked for.
+    At 10 it is None where fewer were asked for. `version` is the built one.
     """
 
+    version: str
     plan: str
     asked: tuple[int, int]
     ten: tuple[int, int] | None
@@ -95,53 +88,35 @@ class RecallWatch:
         self._spare = spare
         self._limits = limits
         self._metrics = metrics
-        self._lottery = Lottery(settings.share) if settings.share else None
-        self._allowance = Allowance(settings.max_per_s)
-        self._waiting: asyncio.Queue[Sample] = asyncio.Queue(1)
+        self._sampler: Sampler[Sample] = Sampler(
+            settings.share, settings.max_per_s, spare, metrics.skipped, metrics.used
+        )
         self._lock = threading.Lock()
         self._checked: dict[str, OrderedDict[str, deque[Checked]]] = {}
 
     @property
     def on(self) -> bool:
         """Whether any queries are checked."""
-        return self._lottery is not None
+        return self._sampler.on
 
     def offer(self, query: Query, options: SearchOptions, answer: Mapping[str, Any]) -> None:
         """An answer was given; it is checked if the lot falls on it, and there is time."""
-        if self._lottery is None or not self._lottery.draw():
+        if not self._sampler.draw():
             return
         reason = unfit(options, answer)
-        if reason is None and (self._waiting.full() or not self._spare.free):
-            reason = "busy"
-        if reason is None and not self._allowance.take():
-            reason = "rate"
         if reason is not None:
-            self._metrics.skipped.labels(reason).inc()
+            self._sampler.skip(reason)
             return
         plan = EARLY if options.early_exit else str(answer["plan"])
         ids = tuple(hit["id"] for hit in answer["hits"])
-        self._waiting.put_nowait(Sample(query, options, str(answer["snapshot"]), plan, ids))
+        self._sampler.take(Sample(query, options, str(answer["snapshot"]), plan, ids))
 
     async def run(self, catalogue: Catalogue) -> None:
         """Check what was drawn, for ever."""
-        while True:
-            sample = await self._waiting.get()
-            try:
-                checked = await self._spare.run(
-                    partial(self._check, sample, catalogue), self._metrics.used.inc
-                )
-            except NoTime:
-                self._metrics.skipped.labels("busy").inc()
-            except Left as left:
-                self._metrics.skipped.labels(str(left)).inc()
-            except Exception:
-                self._metrics.skipped.labels("failed").inc()
-                log.exception("an answer of index %s could not be checked", sample.options.index)
-            else:
-                self._note(sample, checked)
+        await self._sampler.run(lambda sample: self._check(sample, catalogue), self._note)
 
     def recent(self, index: str, version: str) -> Recent:
-        """How a version did lately. Safe for any thread."""
+        """How a version did lately, and what changed upon it. Safe for any thread."""
         with self._lock:
             versions = self._checked.get(index)
             kept = list(versions[version]) if versions and version in versions else []
@@ -151,9 +126,7 @@ class RecallWatch:
     def _check(self, sample: Sample, catalogue: Catalogue) -> Checked:
         """In the spare thread. Raises Left, NoTime."""
         options = sample.options
-        with catalogue.lease(options.index) as served:
-            if served.searcher.info.version != sample.version:
-                raise Left("superseded")
+        with leased(catalogue, options.index, sample.version) as served:
             if served.searcher.info.rows.get(options.modality, 0) > self._settings.max_rows:
                 raise Left("rows")
             setting = Setting(
@@ -171,7 +144,7 @@ class RecallWatch:
                 raise Left("empty")
             scores = _scores(finest, best, sample, served)
         ten = share_found(scores, best, TEN) if options.k >= TEN else None
-        return Checked(sample.plan, share_found(scores, best, options.k), ten)
+        return Checked(served.built, sample.plan, share_found(scores, best, options.k), ten)
 
     def _finest(self, opened: Opened) -> FloatArray:
         """The query encoded to its full depth: (dim,) float32."""
@@ -204,7 +177,7 @@ class RecallWatch:
         index = sample.options.index
         with self._lock:
             versions = self._checked.setdefault(index, OrderedDict())
-            kept = versions.setdefault(sample.version, deque(maxlen=self._settings.window))
+            kept = versions.setdefault(checked.version, deque(maxlen=self._settings.window))
             kept.append(checked)
             while len(versions) > VERSIONS:
                 versions.popitem(last=False)

@@ -108,7 +108,7 @@ class RequestLog:
             return False
         fields = {**_fields(request), **(more or {})}
         if self._settings.queries and request.noted:
-            fields["queries"] = [_asked(noted.query) for noted in request.noted]
+            fields["queries"] = [asked(noted.query) for noted in request.noted]
         not_logged = allowance.told()
         if not_logged:
             fields["not_logged"] = not_logged
@@ -162,7 +162,7 @@ def _took_s(noted: Noted) -> float:
     return max((span.end_s for span in spans), default=0.0) - noted.timeline.origin
 
 
-def _asked(query: Query | None) -> Any:
+def asked(query: Query | None) -> Any:
     """What was asked for, in few characters; of a picture only what tells it from others."""
     match query:
         case TextQuery():

@@ -125,6 +125,12 @@ class ServedVersion:
     snapshot: Snapshot | None = None
     close_with: Callable[[], None] = lambda: None
 
+    @property
+    def built(self) -> str:
+        """The version that it is but for items that changed since: itself, where none did."""
+        changes = None if self.snapshot is None else self.snapshot.manifest.changes
+        return self.searcher.info.version if changes is None else changes.since
+
     def close(self) -> None:
         """Let go of the levels; called once no lease is left."""
         self.close_with()

@@ -32,7 +32,12 @@ from hivlp.service.bounds import ConnectionSettings
 from hivlp.service.cache.settings import CacheSettings
 from hivlp.service.jobs.settings import JobSettings
 from hivlp.service.keys import KeySettings
-from hivlp.service.watch_settings import LogSettings, RecallSettings, SpareSettings
+from hivlp.service.watch_settings import (
+    LogSettings,
+    RecallSettings,
+    ShadowSettings,
+    SpareSettings,
+)
 
 PREFIX = "HIVLP_"
 FILE_VARIABLE = "HIVLP_SETTINGS_FILE"
@@ -172,6 +177,7 @@ class Settings(BaseSettings):
     log: LogSettings = LogSettings()
     spare: SpareSettings = SpareSettings()
     recall: RecallSettings = RecallSettings()
+    shadow: ShadowSettings = ShadowSettings()
     jobs: JobSettings = JobSettings()
 
     @classmethod

@@ -9,7 +9,6 @@ all is a share of one core, however large the index: a check that took long is f
 from __future__ import annotations
 
 import asyncio
-import random
 import threading
 import time
 from collections.abc import Callable
@@ -94,26 +93,3 @@ class Spare:
         """End what runs, at its next breath, and the thread. Blocking."""
         self._closing.set()
         self._pool.shutdown(wait=True, cancel_futures=True)
-
-
-class Lottery:
-    """Draws a share of what comes: one in so many, at gaps that follow no rhythm."""
-
-    def __init__(self, share: float, chance: random.Random | None = None) -> None:
-        assert 0 < share <= 1, share
-        self._mean = 1 / share
-        self._chance = chance or random.Random()
-        self._left = self._gap()
-
-    def draw(self) -> bool:
-        """Whether this one is taken."""
-        self._left -= 1
-        if self._left > 0:
-            return False
-        self._left = self._gap()
-        return True
-
-    def _gap(self) -> int:
-        """From a quarter to seven quarters of the mean, which is 1 / share."""
-        spread = 0.75 * (self._mean - 1)
-        return round(self._mean + self._chance.uniform(-spread, spread))

@@ -27,11 +27,12 @@ from hivlp.service.request_log import Ended, RequestLog
 from hivlp.service.scrubbing import Scrubbing
 from hivlp.service.serving import Catalogue, Source
 from hivlp.service.settings import Settings
+from hivlp.service.shadow import ShadowWatch
 from hivlp.service.spare import Spare
 from hivlp.service.staging import Stager
 from hivlp.service.swap import Swapper
 from hivlp.service.tasks import Supervisor
-from hivlp.service.watch_metrics import RecallMetrics
+from hivlp.service.watch_metrics import RecallMetrics, ShadowMetrics
 
 log = logging.getLogger("hivlp.service")
 
@@ -85,6 +86,7 @@ class ServingState:
         )
         recall_metrics = RecallMetrics(self.metrics.registry)
         self.recall = RecallWatch(settings.recall, self.spare, settings.limits, recall_metrics)
+        self.shadow = ShadowWatch(settings, self.spare, ShadowMetrics(self.metrics.registry))
         self.failure: BaseException | None = None
         self.draining = False  # told to stop: what comes is still answered, and readiness is red
         self._load = load
@@ -172,6 +174,9 @@ class ServingState:
         )
         if self.recall.on:
             self._tasks.start("checking recall", lambda: self.recall.run(catalogue))
+        if self.shadow.on:
+            loading = threads.loading
+            self._tasks.start("comparing", lambda: self.shadow.run(catalogue, loading))
         self.metrics.processes.set(1)
 
     def writer(self, name: str) -> ItemWriter:
@@ -249,6 +254,7 @@ class ServingState:
             await self._pipeline.stop()
         for pool in (own.loading, own.ahead, own.reading):
             await asyncio.to_thread(pool.shutdown, wait=True)
+        await asyncio.to_thread(self.shadow.close)
         await self.cache.close()
         await asyncio.to_thread(self.scrubbing.close)
         for live in self._catalogue.indexes.values() if self._catalogue else ():
@@ -258,11 +264,11 @@ class ServingState:
     def show(self, name: str) -> None:
         """Tell the metrics which version of an index is served."""
         with self.catalogue.lease(name) as served:
-            info, snapshot = served.searcher.info, served.snapshot
+            info, snapshot, built = served.searcher.info, served.snapshot, served.built
         changes = None if snapshot is None else snapshot.manifest.changes
         self.metrics.show_snapshot(
             index=name,
-            version=info.version if changes is None else changes.since,
+            version=built,
             model=info.model,
             items=info.items,
             created_s=datetime.fromisoformat(info.created_at).timestamp(),

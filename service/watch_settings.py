@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from pathlib import Path
+from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Level = Literal["debug", "info", "warning", "error"]
 
@@ -55,3 +56,36 @@ class RecallSettings(BaseModel):
     max_per_s: float = Field(default=1.0, gt=0, le=1_000)
     window: int = Field(default=200, ge=1, le=100_000)
     max_rows: int = Field(default=10_000_000, ge=1)
+
+
+class ShadowSettings(BaseModel):
+    """A `share` of the searches of index `live` are also answered by another version, and compared.
+
+    It is on where `index`, `version` or `artifact` say which: of this index (the live one), this
+    version (the active one), queried with this model folder (the newest that fits).
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    live: str = Field(default="default", min_length=1)
+    index: str | None = Field(default=None, min_length=1)
+    version: str | None = Field(default=None, min_length=1)
+    artifact: Path | None = None
+    share: float = Field(default=0.01, gt=0, le=1)
+    max_per_s: float = Field(default=1.0, gt=0, le=1_000)
+
+    @model_validator(mode="after")
+    def _not_itself(self) -> Self:
+        if self.index == self.live and self.version is None and self.artifact is None:
+            raise ValueError("index is the live one: name its version or an artifact too")
+        return self
+
+    @property
+    def on(self) -> bool:
+        """Whether another version is named."""
+        return not (self.index is None and self.version is None and self.artifact is None)
+
+    @property
+    def name(self) -> str:
+        """The index of the other version."""
+        return self.index or self.live

@@ -123,11 +123,12 @@ async def _answer(
 ) -> Response:
     state: ServingState = state_of(request)
     _ = state.pipeline  # not ready is not ready, whether there is room or not
+    request_id = str(request.state.request_id)
     with state.admission.permits():
         noted = note(request, _timeline(request))
         query, options = _parse(kind, fields, image, state.settings.limits)
-        answer = await unless_left(request, _search(state, query, options, noted))
-    return json_response({**answer, "request_id": request.state.request_id})
+        answer = await unless_left(request, _search(state, query, options, noted, request_id))
+    return json_response({**answer, "request_id": request_id})
 
 
 async def _all_of(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
@@ -140,7 +141,7 @@ async def _one_of_batch(
     """An answer, or the error that this search alone would have got."""
     try:
         query, options = await _parse_one(one, state.settings.limits)
-        answer = await _search(state, query, options, noted)
+        answer = await _search(state, query, options, noted, request_id)
     except Exception as error:
         problem = problem_of(error) or internal_problem(error, request_id)
         return problem.body(request_id)
@@ -148,11 +149,12 @@ async def _one_of_batch(
 
 
 async def _search(
-    state: ServingState, query: Query, options: SearchOptions, noted: Noted
+    state: ServingState, query: Query, options: SearchOptions, noted: Noted, request_id: str
 ) -> dict[str, Any]:
     noted.query = query
     noted.answer = answer = await state.pipeline.search(query, options, noted.timeline)
     state.recall.offer(query, options, answer)
+    state.shadow.offer(query, options, answer, request_id)
     return answer
 
 

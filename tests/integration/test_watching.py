@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from pathlib import Path
 from typing import Any
@@ -9,11 +10,16 @@ from typing import Any
 import httpx
 import pytest
 
+from hivlp.index.build.build import BuildSettings, build_index
+from hivlp.index.build.corpus import open_corpus
+from hivlp.index.build.model import Model
+from hivlp.index.snapshot.store import SnapshotStore
 from hivlp.models.levels import GalleryKind
 from hivlp.service.app import create_app
 from hivlp.service.settings import CacheSettings, Settings
-from hivlp.service.watch_settings import RecallSettings, SpareSettings
+from hivlp.service.watch_settings import RecallSettings, ShadowSettings, SpareSettings
 from tests.integration.served_home import colour_png, make_corpus, make_home
+from tests.tiny_artifact import make_tiny_artifact
 from tests.unit.service.serving_app import serving
 from tests.unit.service.test_service_metrics import Samples, read
 
@@ -91,3 +97,84 @@ def test_every_kind_of_live_query_is_checked_against_exact_search(
     assert total(samples, "hivlp_ann_recall_found_total", k="asked") == found
     assert wanted - 2 <= found <= wanted
     assert total(samples, "hivlp_ann_recall_wanted_total", k="10") == 10
+
+
+def test_a_new_models_index_is_opened_beside_and_compared_before_the_cut_over(
+    tmp_path: Path, corpus: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    home = make_home(tmp_path, corpus)
+    build_next(home, corpus)
+    settings = Settings(
+        home=home,
+        indexes=("default",),
+        shadow=ShadowSettings(index="next", share=1.0, max_per_s=1_000),
+        spare=SpareSettings(core_share=1.0),
+    )
+    with caplog.at_level(logging.INFO), serving(create_app(settings)) as client:
+        assert [one["name"] for one in client.get("/indexes").json()["indexes"]] == ["default"]
+        until_open(client)
+        ask(client, "text", {"query": "a red square", "k": 3})
+        until_compared(client, 1)
+        ask(client, "similar", {"id": "blue/24", "k": 3})
+        samples = until_compared(client, 2)
+    assert total(samples, "hivlp_shadow_skipped_total") == 0
+    assert total(samples, "hivlp_shadow_info", index="next", model="next") == 1
+    assert 0 < samples["hivlp_shadow_overlap_ratio_sum", ()] <= 2
+    assert total(samples, "hivlp_snapshot_info", index="next") == 0
+
+
+def test_a_published_version_is_compared_before_it_is_activated_and_not_after(
+    tmp_path: Path, corpus: Path
+) -> None:
+    home = make_home(tmp_path, corpus)
+    store = SnapshotStore(home)
+    first = store.current("default")
+    model = Model.load(home / "artifacts" / "tiny")
+    build = BuildSettings(quiet=True, sample=20)
+    build_index(open_corpus(corpus), model, store, "default", build)
+    second = store.current("default")
+    store.activate("default", first)
+    settings = Settings(
+        home=home,
+        shadow=ShadowSettings(version=second, share=1.0, max_per_s=1_000),
+        spare=SpareSettings(core_share=1.0),
+        cache=CacheSettings(max_bytes=0),
+    )
+    with serving(create_app(settings)) as client:
+        until_open(client)
+        ask(client, "text", {"query": "a red square", "k": 3})
+        samples = until_compared(client, 1)
+        assert samples["hivlp_shadow_overlap_ratio_sum", ()] == 1
+        store.activate("default", second)
+        end = time.monotonic() + WAIT_S
+        while client.get("/indexes/default/snapshots").json()["active"] != second:
+            assert time.monotonic() < end, "it never became active"
+            time.sleep(0.05)
+        ask(client, "text", {"query": "a red square", "k": 3})
+        samples = until_compared(client, 2)
+        assert total(samples, "hivlp_shadow_skipped_total", reason="same") == 1
+
+
+def build_next(home: Path, corpus: Path) -> None:
+    """Another model with a space of its own, and an index of the same corpus by it."""
+    artifact = make_tiny_artifact(home / "artifacts" / "next", gallery="per_exit", name="next")
+    settings = BuildSettings(quiet=True, sample=20)
+    build_index(open_corpus(corpus), Model.load(artifact), SnapshotStore(home), "next", settings)
+
+
+def until_open(client: httpx.Client) -> None:
+    end = time.monotonic() + WAIT_S
+    while not total(read(client), "hivlp_shadow_info"):
+        assert time.monotonic() < end, "the other version was never opened"
+        time.sleep(0.01)
+
+
+def until_compared(client: httpx.Client, done: int) -> Samples:
+    end = time.monotonic() + WAIT_S
+    while True:
+        samples = read(client)
+        compared = samples["hivlp_shadow_overlap_ratio_count", ()]
+        if compared + total(samples, "hivlp_shadow_skipped_total") >= done:
+            return samples
+        assert time.monotonic() < end, f"{done} answers were never compared"
+        time.sleep(0.01)

@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from hivlp.service.spare import Lottery, NoTime, Spare
+from hivlp.service.sampling import Lottery
+from hivlp.service.spare import NoTime, Spare
 
 
 def run(
