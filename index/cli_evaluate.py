@@ -25,6 +25,7 @@ from hivlp.index.arguments import (
 from hivlp.index.build.readers.base import SPLITS
 from hivlp.index.errors import BuildError
 from hivlp.index.snapshot.store import SnapshotStore
+from hivlp.models.artifact import MANIFEST_NAME
 from hivlp.models.reranker import DEFAULT_RERANKED
 
 if TYPE_CHECKING:
@@ -59,7 +60,8 @@ def evaluate(arguments: Sequence[str]) -> int:
     )
     parser.add_argument(
         "--against",
-        help="a ranks file, or INDEX or INDEX@VERSION: print the paired difference to it",
+        help="a ranks file, INDEX or INDEX@VERSION, or the folder of another model: print what "
+        "both find and the paired difference",
     )
     parser.add_argument(
         "--rerank",
@@ -186,7 +188,7 @@ def _evaluate(given: argparse.Namespace) -> int:
         index = _indexed(given, store)
     check_unchanged(store.manifest(index, given.version))  # before `--against` is measured
     with ExitStack() as stack:
-        other = stack.enter_context(_against(given, store))
+        other = stack.enter_context(_against(given, store, index))
         if other is not None and ranks is None:
             ranks = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "ranks.parquet"
         evaluation, model = _measured(given, store, index, given.version, ranks)
@@ -312,8 +314,10 @@ def _settings(given: argparse.Namespace, snapshot: Snapshot, model: Model) -> Ev
 
 
 @contextmanager
-def _against(given: argparse.Namespace, store: SnapshotStore) -> Iterator[Path | None]:
-    """The ranks file to compare with: the one given, or that of a version measured for it."""
+def _against(given: argparse.Namespace, store: SnapshotStore, own: str) -> Iterator[Path | None]:
+    """The ranks file to compare with: the one given, or that of what is measured for it: another
+    version with its own model, or index `own` with another model.
+    """
     from hivlp.index.evaluation.ranks_file import ENDINGS, read_ranks
 
     if given.against is None:
@@ -322,9 +326,14 @@ def _against(given: argparse.Namespace, store: SnapshotStore) -> Iterator[Path |
         read_ranks(Path(given.against))  # before hours of encoding, not after
         yield Path(given.against)
     else:
-        index, _, version = given.against.partition("@")
-        with tempfile.TemporaryDirectory() as folder:
-            ranks = Path(folder) / "ranks.parquet"
-            own = argparse.Namespace(**{**vars(given), "artifact": None})
-            _measured(own, store, index, version or None, ranks)
+        folder = Path(given.against)
+        if (folder / MANIFEST_NAME).is_file():
+            artifact, index, version = folder, own, given.version
+        else:
+            artifact = None
+            index, _, version = given.against.partition("@")
+        with tempfile.TemporaryDirectory() as kept:
+            ranks = Path(kept) / "ranks.parquet"
+            other = argparse.Namespace(**{**vars(given), "artifact": artifact})
+            _measured(other, store, index, version or None, ranks)
             yield ranks

@@ -1,9 +1,10 @@
 """Work in the time that requests leave: checks of answers that were given already.
 
-One thing at a time, in a thread that gives way to all others, and only while fewer requests are in
-flight than there are cores. Work calls `breathe` every few milliseconds: that waits while requests
-need the cores, and gives up after a while, so that nothing is held for long. What it may cost in
-all is a share of one core, however large the index: a check that took long is followed by a pause.
+One thing at a time, in a thread that gives way to all others. Work calls `breathe` every few
+milliseconds, which lets requests go first: while there are some, the work rests for nine times as
+long as it worked; while there are as many as cores, it doesn't work at all, and is given up in the
+end, so that nothing is held for long. What it may cost in all is a share of one core, however large
+the index: work that took long is followed by a pause.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from hivlp.service.priority import behind
 
 T = TypeVar("T")
 LOOK_S = 0.002
-"""How often is looked whether requests have left a core again."""
+"""How often is looked whether there are requests."""
+REST = 9.0
+"""While there are requests, a rest is so many times as long as the work before it."""
 
 
 class NoTime(HivlpError):
@@ -32,13 +35,15 @@ class Spare:
 
     def __init__(
         self,
-        busy: Callable[[], bool],
+        in_flight: Callable[[], int],
         *,
+        cores: int,
         core_share: float,
         patience_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._busy = busy
+        self._in_flight = in_flight
+        self._cores = cores
         self._core_share = core_share
         self._patience_s = patience_s
         self._clock = clock
@@ -47,6 +52,7 @@ class Spare:
         self._turn = asyncio.Lock()
         self._free_s = 0.0
         self._waited_s = 0.0
+        self._began_s = 0.0
 
     @property
     def free(self) -> bool:
@@ -55,14 +61,20 @@ class Spare:
 
     def breathe(self) -> None:
         """Let requests go first. Called by the work, in its thread. Raises NoTime."""
-        while self._busy() and not self._closing.is_set():
-            if self._waited_s >= self._patience_s:
+        paused_s = self._clock()
+        rest_s = REST * (paused_s - self._began_s)
+        while not self._closing.is_set():
+            now_s = self._clock()
+            requests = self._in_flight()
+            if not requests or (requests < self._cores and now_s - paused_s >= rest_s):
+                break
+            if self._waited_s + now_s - paused_s >= self._patience_s:
                 raise NoTime("requests needed the cores")
-            began_s = self._clock()
             self._closing.wait(LOOK_S)
-            self._waited_s += self._clock() - began_s
         if self._closing.is_set():
             raise NoTime("the service ends")
+        self._began_s = self._clock()
+        self._waited_s += self._began_s - paused_s
 
     async def run(self, work: Callable[[], T], spent: Callable[[float], None]) -> T:
         """What `work` returns, done in the thread once it is free. Raises NoTime, and its errors.
@@ -76,7 +88,7 @@ class Spare:
             def timed() -> T:
                 nonlocal used_s
                 began_s = time.thread_time()
-                self._waited_s = 0.0
+                self._waited_s, self._began_s = 0.0, self._clock()
                 try:
                     self.breathe()
                     return work()

@@ -80,7 +80,8 @@ class ServingState:
         self.scrubbing = Scrubbing(settings.scrub_mib_per_s / settings.processes, self.metrics)
         self.request_log = RequestLog(settings.log)
         self.spare = Spare(
-            lambda: self.admission.in_flight >= settings.workers,
+            lambda: self.admission.in_flight,
+            cores=settings.workers,
             core_share=settings.spare.core_share,
             patience_s=settings.spare.patience_s,
         )

@@ -33,14 +33,14 @@ class LogSettings(BaseModel):
 class SpareSettings(BaseModel):
     """What checks of answers that were given already may cost, `recall` and `shadow` together.
 
-    At most `core_share` of one core; a check that requests keep waiting for `patience_s` seconds is
-    given up.
+    At most `core_share` of one core; a check that requests keep waiting for `patience_s` seconds in
+    all is given up.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     core_share: float = Field(default=0.02, gt=0, le=1)
-    patience_s: float = Field(default=5.0, ge=0, le=600)
+    patience_s: float = Field(default=10.0, ge=0, le=600)
 
 
 class RecallSettings(BaseModel):

@@ -28,11 +28,31 @@ Group = tuple[Modality, Modality, str]
 
 @dataclass(frozen=True, slots=True)
 class _Pair:
-    """What both files say of the same n queries: the figures of one system, (n,) each."""
+    """What both files say of the same n queries: the figures of one system, (n,) each.
+
+    `overlap` (n,) are the shares of their answers that both give; None where one doesn't say.
+    """
 
     items: RowArray
     ours: Mapping[str, Numbers]
     theirs: Mapping[str, Numbers]
+    overlap: Numbers | None
+
+    def column(self, values: Numbers) -> Column:
+        return Column(values, self.items, np.zeros(len(self.items), np.int64))
+
+
+@dataclass(frozen=True, slots=True)
+class _Sides:
+    """One figure of both, in percent, and the draws of each, (resamples,)."""
+
+    ours: float
+    theirs: float
+    spread: Numbers
+
+    @property
+    def apart(self) -> Figure:
+        return _figure(self.ours - self.theirs, self.spread)
 
 
 def differences(
@@ -46,40 +66,64 @@ def differences(
         return ()
     names = [(group, name) for group, pair in pairs.items() for name in pair.ours]
     columns = [
-        Column(side[name], pairs[group].items, np.zeros(len(pairs[group].items), np.int64))
+        pairs[group].column(side[name])
         for group, name in names
         for side in (pairs[group].ours, pairs[group].theirs)
     ]
-    values = np.array([column.figure() for column in columns])
-    spread = resampled(columns, resamples) if resamples else np.empty((0, len(columns)))
-    value = dict(zip(names, 100 * (values[::2] - values[1::2]), strict=True))
-    apart = dict(zip(names, 100 * (spread[:, ::2] - spread[:, 1::2]).T, strict=True))
-    reports = [
-        DifferenceReport(
-            *group,
-            queries=len(pair.items),
-            figures={n: _figure(value[group, n], apart[group, n]) for n in pair.ours},
-        )
+    same = {group: pair.overlap for group, pair in pairs.items() if pair.overlap is not None}
+    columns += [pairs[group].column(shares) for group, shares in same.items()]
+    values = 100 * np.array([column.figure() for column in columns])
+    spread = 100 * (resampled(columns, resamples) if resamples else np.empty((0, len(columns))))
+    sides = {
+        name: _Sides(values[2 * n], values[2 * n + 1], spread[:, 2 * n] - spread[:, 2 * n + 1])
+        for n, name in enumerate(names)
+    }
+    first = 2 * len(names)
+    overlaps = {
+        group: _figure(values[first + n], spread[:, first + n]) for n, group in enumerate(same)
+    }
+    reports = (
+        _report(group, len(pair.items), {n: sides[group, n] for n in pair.ours}, overlaps)
         for group, pair in pairs.items()
-    ]
-    return (*reports, *_both(pairs, value, apart, at))
+    )
+    return (*reports, *_both(pairs, sides, at))
+
+
+def _report(
+    group: Group, queries: int, sides: Mapping[str, _Sides], overlaps: Mapping[Group, Figure]
+) -> DifferenceReport:
+    return DifferenceReport(
+        *group,
+        queries=queries,
+        figures={name: own.apart for name, own in sides.items()},
+        ours={name: round(own.ours, 4) for name, own in sides.items()},
+        theirs={name: round(own.theirs, 4) for name, own in sides.items()},
+        overlap10=overlaps.get(group),
+    )
 
 
 def _both(
-    pairs: Mapping[Group, _Pair],
-    value: Mapping[tuple[Group, str], float],
-    apart: Mapping[tuple[Group, str], Numbers],
-    at: Sequence[int],
+    pairs: Mapping[Group, _Pair], sides: Mapping[tuple[Group, str], _Sides], at: Sequence[int]
 ) -> Iterator[DifferenceReport]:
     """The difference in AR of every system that has both cross-modal directions."""
     for system in dict.fromkeys(group[2] for group in pairs):
         groups: list[Group] = [(*direction, system) for direction in CROSS]
         if all(group in pairs for group in groups):
-            keys = [(group, f"R@{k}") for group in groups for k in at]
-            queries = sum(len(pairs[group].items) for group in groups)
-            spread = np.mean([apart[key] for key in keys], axis=0)
-            ar = _figure(float(np.mean([value[key] for key in keys])), spread)
-            yield DifferenceReport(None, None, system, queries, {"AR": ar})
+            each = [sides[group, f"R@{k}"] for group in groups for k in at]
+            ar = _Sides(
+                float(np.mean([own.ours for own in each])),
+                float(np.mean([own.theirs for own in each])),
+                np.mean([own.spread for own in each], axis=0),
+            )
+            yield DifferenceReport(
+                None,
+                None,
+                system,
+                sum(len(pairs[group].items) for group in groups),
+                {"AR": ar.apart},
+                {"AR": round(ar.ours, 4)},
+                {"AR": round(ar.theirs, 4)},
+            )
 
 
 def _figure(value: float, spread: Numbers) -> Figure:
@@ -120,7 +164,19 @@ def _pair(ours: Any, theirs: Any, at: Sequence[int]) -> _Pair:
     items = mine.column("code").to_numpy().astype(np.int64)
     left, right = _figures(mine, at), _figures(other, at)
     both = [name for name in left if name in right]
-    return _Pair(items, {n: left[n] for n in both}, {n: right[n] for n in both})
+    overlap = _overlap(mine.column("found"), other.column("found"))
+    return _Pair(items, {n: left[n] for n in both}, {n: right[n] for n in both}, overlap)
+
+
+def _overlap(ours: Any, theirs: Any) -> Numbers | None:
+    """(n,): the share of two lists of answers that is in both; None where one isn't known."""
+    if ours.null_count or theirs.null_count:
+        return None
+    shares = (
+        len(set(left) & set(right)) / max(len(left), len(right), 1)
+        for left, right in zip(ours.to_pylist(), theirs.to_pylist(), strict=True)
+    )
+    return np.fromiter(shares, np.float64, len(ours))
 
 
 def _figures(table: Any, at: Sequence[int]) -> dict[str, Numbers]:

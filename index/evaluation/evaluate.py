@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -303,8 +304,8 @@ class _Run:
                 if self._reranking is not None and direction[0] != direction[1]:
                     again = self._reranking.scored(measured, *direction)
                     measured = with_reranked(measured, again)
-                tally.add(measured, fold)
                 self._write(direction, tally, measured, fold)
+                tally.add(measured, fold)
 
     def _tally(self, direction: tuple[Modality, Modality], measurer: Measurer) -> Tally:
         if direction not in self.tallies:
@@ -333,7 +334,17 @@ class _Run:
             self._snapshot.catalogue.ids(measured.items),
         )
         for system, scored in tally.systems_of(measured).items():
-            self._ranks.add(direction, system, fold, names, scored)
+            found = self._names(direction[1], measured.found.get(system))
+            self._ranks.add(direction, system, fold, names, scored, found)
+
+    def _names(self, searched: Modality, found: RowArray | None) -> list[list[str]] | None:
+        """What rows of a side are called, of those that were found: (n, 10) in, -1 for none."""
+        if found is None:
+            return None
+        known = found >= 0
+        names = query_ids(self._snapshot, self._snapshot.sides[searched], found[known])
+        ends = np.cumsum(known.sum(axis=1)).tolist()
+        return [names[begin:end] for begin, end in pairwise([0, *ends])]
 
 
 def _protocol(settings: EvaluationSettings) -> str:

@@ -8,7 +8,7 @@ rank of the best right row (1-based; inf where a plan found none), and its ANN r
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -78,7 +78,8 @@ class Measured:
 
     `stages` is None where no early exit was calibrated; `tops[level][size]` are the ranks at a
     level of each query's exact top 10 in a gallery of `size` sampled rows, (n, k); `head` is None
-    where nothing is to be re-ranked.
+    where nothing is to be re-ranked. `found` are the first 10 rows of each plan's answers, (n, 10),
+    in the side's numbers, -1 where there are fewer.
     """
 
     rows: RowArray
@@ -87,13 +88,14 @@ class Measured:
     stages: Stages | None
     tops: Mapping[int, Mapping[int, Counts]]
     head: Head | None = None
+    found: Mapping[str, RowArray] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.rows)
 
-    def without_head(self) -> Measured:
+    def without_rows(self) -> Measured:
         """The same numbers without the rows."""
-        return replace(self, head=None)
+        return replace(self, head=None, found={})
 
     def with_systems(self, systems: Mapping[str, Scored]) -> Measured:
         """The same queries of other systems."""
@@ -147,7 +149,7 @@ class Measurer:
         kept, block = self.block(sampled, groups)
         if not len(kept):
             return None
-        plans = {name: answers_of(plan, block, self.k) for name, plan in self.plans.items()}
+        plans = {n: answers_of(plan, block, self.k, ANN_K) for n, plan in self.plans.items()}
         deep = self.reranked
         head = None if deep is None else answers_of(deep, block, self.k, self._depth)
         stages = None if self.early is None else _Traced(self.early, block, self.k)
@@ -161,12 +163,15 @@ class Measurer:
             None if stages is None else stages.scored(passes),
             passes.tops,
             None if head is None else self._head(head, passes),
+            {name: self._in_side(own.head) for name, own in plans.items()},
         )
 
     def _head(self, found: Answers, passes: Passes) -> Head:
         """What is to be re-ranked, of answers that were counted."""
-        rows = np.where(found.head < 0, -1, found.head + self.gallery.first)
-        return Head(rows, passes.scored(found).ranks)
+        return Head(self._in_side(found.head), passes.scored(found).ranks)
+
+    def _in_side(self, rows: RowArray) -> RowArray:
+        return np.where(rows < 0, -1, rows + self.gallery.first)
 
     def block(self, sampled: Sampled, groups: RowArray) -> tuple[RowArray, Block]:
         """The queries that have a right row to find, by their numbers, and as a block."""

@@ -7,6 +7,7 @@
     fold       from 0 on
     rank       1-based, ties against; null where the system found nothing right
     ann10      ANN recall@10; null of what is re-ranked
+    found      of a plan, its first 10 answers by name, as queries are called; else null
 
 Written block by block as they are measured, so that any number of queries takes little memory;
 under another name until all is there. Notable: `--against` reads such a file, of whatever program:
@@ -41,6 +42,7 @@ SCHEMA = pa.schema(
         ("fold", pa.int32()),
         ("rank", pa.int64()),
         ("ann10", pa.float32()),
+        ("found", pa.list_(pa.string())),
     ]
 )
 NEEDED = ("query", "item", "from", "to", "system", "rank")
@@ -90,8 +92,11 @@ class RanksWriter:
         fold: int,
         names: tuple[Sequence[str], Sequence[str]],
         scored: Scored,
+        found: Sequence[Sequence[str]] | None = None,
     ) -> None:
-        """One system of a block of queries; `names` are those of the queries and of their items."""
+        """One system of a block of queries; `names` are those of the queries and of their items,
+        `found` those of what each was answered with (None: not known).
+        """
         count = len(scored.ranks)
         lost, unknown = np.isinf(scored.ranks), np.isnan(scored.ann)
         columns = [
@@ -101,6 +106,7 @@ class RanksWriter:
             pa.repeat(pa.scalar(fold, pa.int32()), count),
             pa.array(np.where(lost, 0, scored.ranks).astype(np.int64), mask=lost),
             pa.array(scored.ann.astype(np.float32), mask=unknown),
+            pa.array([None] * count if found is None else found, pa.list_(pa.string())),
         ]
         self._sink.write(pa.Table.from_arrays(columns, schema=SCHEMA))
 
@@ -129,7 +135,7 @@ class _Lines:
 
 
 def read_ranks(path: Path) -> Any:
-    """A ranks file as an Arrow table: five texts, `rank` and `ann10` as float64.
+    """A ranks file as an Arrow table: five texts, `rank` and `ann10` as float64, lists of texts.
 
     Raises BuildError naming what is wrong.
     """
@@ -143,16 +149,19 @@ def read_ranks(path: Path) -> Any:
         raise BuildError(f"ranks: {path}: no column {missing[0]!r}; {', '.join(NEEDED)} are needed")
     if "ann10" not in table.column_names:
         table = table.append_column("ann10", pa.nulls(table.num_rows, pa.float32()))
+    if "found" not in table.column_names:
+        table = table.append_column("found", pa.nulls(table.num_rows, pa.list_(pa.string())))
     try:
         texts = [table.column(name).cast(pa.string()) for name in NEEDED[:5]]
         ranks = table.column("rank").cast(pa.float64())
         ann = table.column("ann10").cast(pa.float64())
+        found = table.column("found").cast(pa.list_(pa.string()))
     except pa.ArrowException as error:
         raise BuildError(f"ranks: {path}: a column of another type: {error}") from error
     least = pc.min(ranks).as_py() if len(ranks) else None
     if least is not None and least < 1:
         raise BuildError(f"ranks: {path}: rank {least:g}; the first is 1")
-    return pa.table([*texts, ranks, ann], names=[*NEEDED, "ann10"])
+    return pa.table([*texts, ranks, ann, found], names=[*NEEDED, "ann10", "found"])
 
 
 def _read_lines(path: Path) -> Any:

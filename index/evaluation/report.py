@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 from hivlp.models.levels import Modality
 
@@ -90,7 +90,9 @@ class SummaryReport:
 @dataclass(frozen=True, slots=True)
 class DifferenceReport:
     """This less the other, in one direction and system (None: both directions), over the queries
-    that both have. `figures` by name: `R@1`, `ANN@10`, `AR` in percent.
+    that both have. `figures` by name: `R@1`, `ANN@10`, `AR` in percent; `ours` and `theirs` are
+    what was subtracted. `overlap10`: the share of the first 10 answers that both give, in percent
+    (None: not known of one of them).
     """
 
     query: Modality | None
@@ -98,6 +100,9 @@ class DifferenceReport:
     system: str
     queries: int
     figures: dict[str, Figure]
+    ours: dict[str, float] = field(default_factory=dict)
+    theirs: dict[str, float] = field(default_factory=dict)
+    overlap10: Figure | None = None
 
 
 @dataclass(frozen=True, slots=True)

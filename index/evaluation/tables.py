@@ -97,6 +97,14 @@ def _differences(against: str, found: Sequence[DifferenceReport]) -> Iterator[st
         where = "both" if own.query is None else f"{own.query} to {own.searched}"
         cells = "  ".join(f"{name} {_difference(figure)}" for name, figure in own.figures.items())
         yield f"{where:<15} {own.system:<20} {own.queries:>7} queries  {cells}"
+    yield ""
+    yield f"this and {against}, of the queries that both have; overlap@10: first answers of both"
+    for own in found:
+        where = "both" if own.query is None else f"{own.query} to {own.searched}"
+        cells = "  ".join(f"{n} {own.ours[n]:.2f} {own.theirs[n]:.2f}" for n in own.figures)
+        if own.overlap10 is not None:
+            cells += f"  overlap@10 {percent(own.overlap10)}"
+        yield f"{where:<15} {own.system:<20} {cells}"
 
 
 def _difference(figure: Figure) -> str:

@@ -41,7 +41,7 @@ class Tally:
     def add(self, measured: Measured, fold: int) -> None:
         """One more block, of one fold."""
         # What a plan found was written or re-ranked by now, and would only be kept.
-        self._parts.append((fold, measured.without_head()))
+        self._parts.append((fold, measured.without_rows()))
 
     @property
     def rows_asked(self) -> RowArray:

@@ -172,6 +172,7 @@ def test_what_is_written_is_read_again(tmp_path: Path, ending: str) -> None:
         "system": "cascade",
         "rank": 3,
         "ann10": pytest.approx(1 / 3),
+        "found": None,
     }
     assert [p.name for p in tmp_path.iterdir()] == [f"r.{ending}"]
 
@@ -208,6 +209,44 @@ def test_the_same_ranks_differ_by_nothing(tmp_path: Path) -> None:
     path = ranks_file(tmp_path / "a.parquet", {"cascade": [1, 9, 2, float("inf")]})
     (found,) = differences(path, path)
     assert all((f.value, f.low, f.high) == (0, 0, 0) for f in found.figures.values())
+
+
+def told(path: Path, found: dict[str, list[str] | None], **ranks: int) -> Path:
+    """A ranks file that says what each query was answered with."""
+    own = {"from": "text", "to": "image", "system": "cascade", "item": "x"}
+    rows = [
+        {"query": query, "rank": ranks.get(query, 1), "found": names, **own}
+        for query, names in found.items()
+    ]
+    path.write_text("\n".join(json.dumps(row) for row in rows))
+    return path
+
+
+def test_the_share_of_answers_that_both_give_is_told_beside_what_each_found(
+    tmp_path: Path,
+) -> None:
+    ours = told(tmp_path / "a.jsonl", {"q": ["a", "b", "c", "d"], "r": ["a"], "only": ["z"]}, q=7)
+    theirs = told(tmp_path / "b.jsonl", {"r": ["a"], "q": ["d", "c", "x", "y"]})
+    (found,) = differences(ours, theirs, at=(1, 10))
+    assert found.queries == 2
+    assert (found.ours["R@1"], found.theirs["R@1"]) == (50.0, 100.0)
+    assert found.figures["R@1"].value == -50.0
+    assert found.overlap10 is not None
+    assert found.overlap10.value == pytest.approx(100 * (0.5 + 1.0) / 2)
+    assert found.overlap10.low is not None
+
+
+@pytest.mark.parametrize("unknown", [{"q": None}, {}])
+def test_where_one_does_not_tell_its_answers_their_overlap_is_not_known(
+    tmp_path: Path, unknown: dict[str, list[str] | None]
+) -> None:
+    ours = told(tmp_path / "a.jsonl", {"q": ["a"], "r": ["a"]})
+    theirs = told(tmp_path / "b.jsonl", {"r": ["a"], "q": ["a"], **unknown})
+    if not unknown:
+        theirs = ranks_file(tmp_path / "b.parquet", {"cascade": [1]})
+        ours = ranks_file(tmp_path / "a.parquet", {"cascade": [1]})
+    (found,) = differences(ours, theirs, at=(1,))
+    assert found.overlap10 is None
 
 
 def test_only_queries_and_systems_that_both_have_are_compared(tmp_path: Path) -> None:

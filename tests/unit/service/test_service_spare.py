@@ -23,8 +23,11 @@ def run(
     busy: Callable[[], bool] = lambda: False,
     **given: Any,
 ) -> None:
+    """A scene with two cores, both of which requests need while it is `busy`."""
+    given = {"in_flight": lambda: 2 * busy(), "core_share": 1.0, "patience_s": 60.0, **given}
+
     async def main() -> None:
-        spare = Spare(busy, **{"core_share": 1.0, "patience_s": 60.0, **given})
+        spare = Spare(cores=2, **given)
         try:
             await scene(spare)
         finally:
@@ -82,6 +85,40 @@ def test_work_that_requests_keep_waiting_is_given_up() -> None:
             await spare.run(lambda: pytest.fail("it ran"), nothing)
 
     run(scene, lambda: True, patience_s=0.01)
+
+
+def test_while_there_are_requests_it_rests_much_longer_than_it_works() -> None:
+    worked_s, rested_s = [], []
+
+    async def scene(spare: Spare) -> None:
+        def work() -> None:
+            for _ in range(4):
+                began_s = time.monotonic()
+                time.sleep(0.005)
+                ended_s = time.monotonic()
+                spare.breathe()
+                worked_s.append(ended_s - began_s)
+                rested_s.append(time.monotonic() - ended_s)
+
+        await spare.run(work, nothing)
+
+    run(scene, in_flight=lambda: 1)
+    assert all(rest >= 8.9 * work for work, rest in zip(worked_s, rested_s, strict=True))
+
+
+def test_without_requests_it_never_rests() -> None:
+    now_s = 0.0
+
+    async def scene(spare: Spare) -> None:
+        def work() -> None:
+            nonlocal now_s
+            for _ in range(100):
+                now_s += 50.0
+                spare.breathe()  # it would wait for ever: the clock stands still meanwhile
+
+        await spare.run(work, nothing)
+
+    run(scene, in_flight=lambda: 0, clock=lambda: now_s)
 
 
 def test_two_pieces_of_work_never_run_at_once() -> None:
