@@ -38,7 +38,7 @@ log = logging.getLogger("hivlp.service")
 
 LoadCatalogue = Callable[[Settings], Catalogue]
 PICTURE_THREADS = 2
-LAG_PERIOD_S = 0.5
+LAG_PERIOD_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class ServingState:
         self.spare = Spare(
             lambda: self.admission.in_flight,
             cores=settings.workers,
-            core_share=settings.spare.core_share,
+            core_share=settings.spare.core_share / settings.processes,
             patience_s=settings.spare.patience_s,
         )
         recall_metrics = RecallMetrics(self.metrics.registry)

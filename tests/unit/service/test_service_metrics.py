@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import httpx
 import pytest
 from prometheus_client import Gauge
@@ -96,3 +98,25 @@ def test_every_gauge_says_how_those_of_several_processes_become_one() -> None:
     assert len(gauges) > 3
     modes = {gauge._name: gauge._multiprocess_mode for gauge in gauges}
     assert {name for name, mode in modes.items() if not mode.startswith("live")} == set()
+
+
+def test_whatever_stops_the_event_loop_shows_as_its_lag(world: World) -> None:
+    app = create_app(Settings(), load=world.load)
+
+    @app.get("/stop-the-loop")
+    async def stop_the_loop() -> None:
+        time.sleep(0.6)  # as a careless route would
+
+    lag = "hivlp_event_loop_lag_seconds_bucket"
+    with serving(app) as client:
+        while not value(read(client), lag, le="+Inf"):
+            time.sleep(0.01)
+        client.get("/stop-the-loop")
+        end = time.monotonic() + 30
+        while True:
+            samples = read(client)
+            late = value(samples, lag, le="+Inf") - value(samples, lag, le="0.25")
+            if late or time.monotonic() > end:
+                break
+            time.sleep(0.01)
+    assert late >= 1
