@@ -206,7 +206,7 @@ class _Process:
         arguments.append(f"--progress-json=/dev/fd/{writing}")
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "hivlp.service.jobs.child", *arguments],
+                [sys.executable, "-P", "-m", "hivlp.service.jobs.child", *arguments],
                 stdin=subprocess.PIPE,  # never written to: see child.py
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,

@@ -7,7 +7,7 @@ import logging
 import threading
 
 from hivlp.service.jobs.execution import Means, run_build
-from hivlp.service.jobs.records import BuildRecords
+from hivlp.service.jobs.records import BuildRecords, Waiting
 from hivlp.service.settings import Settings
 
 log = logging.getLogger("hivlp.service")
@@ -37,17 +37,14 @@ class LocalRunner:
 
     async def run(self) -> None:
         """Build what waits, for ever. What a process left that died is begun again."""
+        waiting = Waiting(self._records)
         while True:
-            build_id = await asyncio.to_thread(self._next)
-            if build_id is None:
+            builds = await asyncio.to_thread(waiting.look)
+            if not builds:
                 await asyncio.sleep(LOOK_S)
                 continue
             try:
-                await run_in_thread(self._records, build_id, self._settings)
+                await run_in_thread(self._records, builds[0].id, self._settings)
             except Exception:
-                log.exception("build %s can't be run for %g s", build_id, TROUBLE_S)
+                log.exception("build %s can't be run for %g s", builds[0].id, TROUBLE_S)
                 await asyncio.sleep(TROUBLE_S)
-
-    def _next(self) -> str | None:
-        waiting = [build.id for build in self._records.all() if build.waiting]
-        return waiting[-1] if waiting else None

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from datetime import datetime
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
-from hivlp.service.jobs.records import Build, BuildRecords
+from hivlp.service.jobs.records import Build, BuildRecords, Waiting
 
 BUCKETS_S = (1, 5, 15, 60, 300, 900, 1_800, 3_600, 4 * 3_600, 12 * 3_600, 86_400)
 RESULTS = ("done", "failed", "cancelled")
@@ -44,21 +43,12 @@ class Tally:
     """Counts each build once: those that end from now on, whoever ran them."""
 
     def __init__(self, records: BuildRecords, metrics: BuildMetrics) -> None:
-        self._records, self._metrics = records, metrics
-        self._open = {build.id for build in records.all() if build.waiting}
-        self._seen = set(records.ids())
+        self._metrics = metrics
+        self._waiting = Waiting(records)
+        self._waiting.look()
 
     def look(self) -> None:
         """Count what has ended since. Blocking; raises OSError."""
-        ids = set(self._records.ids())
-        self._open |= ids - self._seen
-        self._seen = ids
-        for build in self._read(self._open & ids):
+        for build in self._waiting.news():
             if not build.waiting:
                 self._metrics.count(build)
-                self._open.discard(build.id)
-        self._open &= ids
-
-    def _read(self, ids: Iterable[str]) -> Iterable[Build]:
-        wanted = set(ids)
-        return [build for build in self._records.all() if build.id in wanted] if wanted else []

@@ -20,7 +20,7 @@ from redis.exceptions import RedisError
 from saq.job import TERMINAL_STATUSES, Job
 from saq.queue.redis import RedisQueue
 
-from hivlp.service.jobs.records import Build, BuildRecords
+from hivlp.service.jobs.records import Build, BuildRecords, Waiting
 from hivlp.service.settings import Settings, SettingsError
 
 log = logging.getLogger("hivlp.service")
@@ -86,10 +86,10 @@ class QueueRunner:
     async def run(self) -> None:
         """Feed the queue, for ever."""
         async with connected(make_queue(self._settings)) as queue:
-            well = True
+            waiting, well = Waiting(self._records), True
             while True:
                 try:
-                    await self._feed(queue)
+                    await self._feed(queue, await asyncio.to_thread(waiting.look))
                     well = True
                 except TROUBLE as error:
                     if well:
@@ -97,17 +97,13 @@ class QueueRunner:
                     well = False
                 await asyncio.sleep(FEED_S if well else AGAIN_S)
 
-    async def _feed(self, queue: PatientQueue) -> None:
-        waiting = await asyncio.to_thread(self._waiting)
-        for build in reversed(waiting):
+    async def _feed(self, queue: PatientQueue, waiting: list[Build]) -> None:
+        for build in waiting:
             job = await queue.job(build.id)
             if job is not None and job.status not in TERMINAL_STATUSES:
                 continue
             if not await asyncio.to_thread(self._records.held, build.id):
                 await queue.enqueue(self._job(build))
-
-    def _waiting(self) -> list[Build]:
-        return [build for build in self._records.all() if build.waiting]
 
     def _job(self, build: Build) -> Job:
         known: dict[str, Any] = {"build_id": build.id}

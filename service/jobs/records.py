@@ -21,6 +21,7 @@ import os
 import re
 import secrets
 import shutil
+import weakref
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -73,14 +74,15 @@ class Build(BaseModel):
 
 
 class Hold:
-    """A lock on a build, as long as this or a process that inherited it lives."""
+    """A lock, as long as this or a process that inherited its descriptor lives."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
+        self._end = weakref.finalize(self, os.close, descriptor)
 
     def release(self) -> None:
-        """End it here."""
-        os.close(self.descriptor)
+        """End it here. Doing so twice is fine."""
+        self._end()
 
 
 class BuildRecords:
@@ -249,6 +251,33 @@ class BuildRecords:
     def _write(self, build: Build) -> Build:
         replace_text(self.folder / build.id / "build.json", build.model_dump_json())
         return build
+
+
+class Waiting:
+    """Looks again and again for builds that haven't ended. Those that have are read once."""
+
+    def __init__(self, records: BuildRecords) -> None:
+        self._records = records
+        self._ended: set[str] = set()
+
+    def look(self) -> list[Build]:
+        """Those that wait or run now, oldest first. Blocking; raises OSError."""
+        return [build for build in self.news() if build.waiting]
+
+    def news(self) -> list[Build]:
+        """The same, and among them what has ended since this was asked last."""
+        ids = self._records.ids()
+        self._ended.intersection_update(ids)
+        found = []
+        for build_id in reversed(ids):
+            if build_id in self._ended:
+                continue
+            with contextlib.suppress(NoSuchBuild):
+                build = self._records.get(build_id)
+                found.append(build)
+                if not build.waiting:
+                    self._ended.add(build_id)
+        return found
 
 
 def _ended(build: Build, state: State, **known: Any) -> Build:

@@ -5,7 +5,10 @@ Slow (a build a test, over real processes and a real Redis): `make builds`.
 
 from __future__ import annotations
 
+import contextlib
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,8 +16,9 @@ import pytest
 
 from hivlp.index.snapshot.store import SnapshotStore
 from hivlp.service.answers import BuildAnswer
-from hivlp.service.client import Client
+from hivlp.service.client import Client, Unavailable
 from hivlp.service.jobs.records import BuildRecords
+from tests.faults.mounts import tmpfs
 from tests.integration.builds_served import (
     MANY,
     Place,
@@ -50,7 +54,7 @@ def redis(redis_path: str) -> Iterator[RedisServer]:
 
 def begin(client: Client, place: Place) -> str:
     """A build of many texts, some of which are encoded."""
-    build = client.start_build(place.texts, index="many", artifact="tiny", batch_size=1)
+    build = client.start_build(place.texts, index="many", artifact="tiny", batch_size=8)
     wait_for(client, build.id, midway)
     return build.id
 
@@ -100,6 +104,40 @@ def test_of_several_processes_one_builds_and_another_takes_over_when_it_dies(
         assert len(place.processes_of_builds()) == 1
         first.kill()
         check_done(place, wait_for(other, build_id, ended), tries=2)
+
+
+def test_a_full_disk_is_the_reason_as_soon_as_there_is_room_to_write_it(
+    tmp_path: Path, built: Path
+) -> None:
+    with tmpfs(tmp_path / "small", 64 * 2**20) as folder:
+        place = Place.make(folder, built)
+        filler = folder / "filler"
+        with place.served() as (_, client):
+            fill(filler)
+            with pytest.raises(Unavailable) as caught:
+                client.start_build(place.texts, index="many", artifact="tiny")
+            assert caught.value.code == "not_writable"
+            filler.unlink()
+            build = client.start_build(place.texts, index="many", artifact="tiny", batch_size=8)
+            wait_for(client, build.id, midway)
+            fill(filler)
+            gone(place.processes_of_builds)
+            assert client.build(build.id).state == "running"  # nobody could write that it isn't
+            assert client.search_text("red").hits
+            filler.unlink()
+            build = wait_for(client, build.id, ended)
+            assert build.state == "failed"
+            assert build.reason is not None
+            assert "No space left on device" in build.reason
+            again = client.start_build(place.texts, index="many", artifact="tiny")
+            check_done(place, wait_for(client, again.id, ended), tries=1)
+
+
+def fill(file: Path) -> None:
+    """Write until no more can be written."""
+    with contextlib.suppress(OSError), file.open("wb", buffering=0) as stream:
+        while True:
+            stream.write(bytes(4_096))
 
 
 @pytest.mark.redis
@@ -182,9 +220,6 @@ def test_what_others_put_into_the_queue_is_built_by_nobody(
 
 
 def test_a_worker_without_a_redis_says_which_setting_names_one(place: Place) -> None:
-    import subprocess
-    import sys
-
     command = [sys.executable, "-m", "hivlp.service.main", "worker", "--home", str(place.home)]
     done = subprocess.run(
         command, capture_output=True, text=True, env=environment(), timeout=60, check=False

@@ -75,7 +75,7 @@ def test_a_build_that_is_cancelled_ends_at_once_and_the_next_one_goes_on(
     place: Place, client: Client
 ) -> None:
     before, versions = client.search_text("red"), folders(place)
-    build = client.start_build(place.texts, batch_size=1)
+    build = client.start_build(place.texts, batch_size=8)
     wait_for(client, build.id, midway)
     with pytest.raises(Conflict, match=build.id):
         client.start_build(place.squares)
@@ -86,7 +86,7 @@ def test_a_build_that_is_cancelled_ends_at_once_and_the_next_one_goes_on(
     assert place.processes_of_builds() == []
     assert folders(place) == versions
     assert client.search_text("red").snapshot == before.snapshot
-    again = client.start_build(place.texts, activate=False, batch_size=1)
+    again = client.start_build(place.texts, activate=False, batch_size=8)
     again = wait_for(client, again.id, ended)
     assert again.state == "done"
     assert again.encoded is not None
@@ -98,7 +98,7 @@ def test_a_process_that_is_killed_is_a_failure_with_its_likely_reason(
     place: Place, client: Client
 ) -> None:
     versions = folders(place, "default")
-    build = client.start_build(place.texts, batch_size=1)
+    build = client.start_build(place.texts, batch_size=8)
     wait_for(client, build.id, lambda build: bool(place.processes_of_builds()))
     (process,) = place.processes_of_builds()
     os.kill(process, signal.SIGKILL)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from hivlp.models.runtime.cgroups import oom_kills
 from hivlp.models.runtime.memory import available_memory
 
 GIB = 1 << 30
@@ -60,3 +61,13 @@ def test_the_least_that_anyone_grants_is_available(
 def test_this_machine_has_some() -> None:
     found = available_memory()
     assert found is None or found > 0
+
+
+def test_killings_for_want_of_memory_are_those_of_the_own_group(tmp_path: Path) -> None:
+    assert oom_kills(root=tmp_path) == 0
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text("0::/app\n")
+    folder = tmp_path / "sys/fs/cgroup/app"
+    folder.mkdir(parents=True)
+    (folder / "memory.events").write_text("low 0\noom 3\noom_kill 2\noom_group_kill 0\n")
+    assert oom_kills(root=tmp_path) == 2

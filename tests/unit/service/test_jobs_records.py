@@ -190,7 +190,8 @@ def test_a_lock_ends_with_the_process_that_has_it(records: BuildRecords) -> None
         "import sys; from pathlib import Path\n"
         "from hivlp.service.jobs.records import BuildRecords\n"
         f"records = BuildRecords(Path({str(records.folder.parent)!r}))\n"
-        f"assert records.hold({build.id!r}) and records.become_runner()\n"
+        f"kept = records.hold({build.id!r}), records.become_runner()\n"
+        "assert all(kept)\n"
         "print('held', flush=True); sys.stdin.read()\n"
     )
     command = [sys.executable, "-c", code]
