@@ -29,6 +29,7 @@ from hivlp.index.journal import Journal, journal
 from hivlp.index.level_index import CODECS, FAMILIES, ROWS_TYPES
 from hivlp.index.snapshot.store import SnapshotStore
 from hivlp.models.reranker import DEFAULT_RERANKED
+from hivlp.models.runtime.progress import begin
 from hivlp.models.runtime.stopping import ending_on_sigterm
 from hivlp.models.runtime.threads import available_threads
 
@@ -216,6 +217,7 @@ def _build(given: argparse.Namespace, told: Journal) -> int:
         forget_changes=given.forget_changes,
         activate=not given.no_activate,
     )
+    begin("load the model")
     model = Model.load(artifact, threads=given.threads, rerank=given.store_states)
     report = build_index(corpus, model, store, given.index, settings)
     manifest = report.manifest

@@ -141,7 +141,7 @@ class ServingState:
             loading=ThreadPoolExecutor(1, "hivlp-load", behind),
             closing=ThreadPoolExecutor(1, "hivlp-close"),
         )
-        for name, run in {**self.cache.watches(), **self.builds.watches()}.items():
+        for name, run in self.cache.watches().items():
             self._tasks.start(name, run)
 
     async def load(self) -> None:
@@ -178,6 +178,8 @@ class ServingState:
         if self.shadow.on:
             loading = threads.loading
             self._tasks.start("comparing", lambda: self.shadow.run(catalogue, loading))
+        for name, run in self.builds.watches().items():
+            self._tasks.start(name, run)
         self.metrics.processes.set(1)
 
     def writer(self, name: str) -> ItemWriter:

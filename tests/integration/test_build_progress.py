@@ -55,8 +55,8 @@ def test_a_build_that_is_told_to_end_lets_go_and_the_next_one_goes_on(tmp_path: 
         assert process.wait(ENDS_S) == 0
     result, steps = lines[-1], [line["step"] for line in lines[:-1]]
     assert list(dict.fromkeys(steps)) == [
-        *("encode default", "write rows", "encode sample queries", "choose codes"),
-        *("check", "measure widths", "publish"),
+        *("load the model", "encode default", "write rows", "encode sample queries"),
+        *("choose codes", "check", "measure widths", "publish"),
     ]
     assert result["result"] == "done"
     assert result["snapshot"] == SnapshotStore(tmp_path).current("default")
