@@ -14,7 +14,7 @@ from hivlp.index.snapshot.store import SnapshotStore
 from tests.integration.many_texts import many_texts
 from tests.tiny_artifact import make_tiny_artifact
 
-ITEMS = 4_000
+ITEMS = 1_500
 ENDS_S = 30
 
 
