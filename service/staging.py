@@ -186,7 +186,7 @@ class Stager:
         try:
             member.report(request.id, "staging")
             if request.verifier == member.name:
-                self._source.store.open(name, request.version).close()
+                self._swapper.verify(name, request.version)
             opened = self._ready(name, request)
         except Exception as error:
             expected = isinstance(error, (HivlpError, OSError))

@@ -23,6 +23,7 @@ from hivlp.service.pictures import Pictures
 from hivlp.service.pipeline import Pipeline, Workers
 from hivlp.service.priority import behind
 from hivlp.service.recall import RecallWatch
+from hivlp.service.regressions import Regressions
 from hivlp.service.request_log import Ended, RequestLog
 from hivlp.service.scrubbing import Scrubbing
 from hivlp.service.serving import Catalogue, Source
@@ -210,6 +211,11 @@ class ServingState:
         await asyncio.to_thread(stager.join)
         for name in catalogue.indexes:
             await asyncio.get_running_loop().run_in_executor(loading, swapper.follow, name)
+        if self.recall.on and self.settings.activation.recall_checks:
+            own = Regressions(
+                stager, self.recall, catalogue, source, self.settings.activation, self.metrics
+            )
+            self._tasks.start("looking after activations", own.run)
         self._tasks.start("flipping to staged versions", stager.flip)
         self._tasks.start("staging versions", lambda: stager.stage(loading))
         self._tasks.start("watching for other versions", lambda: swapper.watch(loading))

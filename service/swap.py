@@ -139,6 +139,14 @@ class Swapper:
         with self._loading:
             return self._ready(name, version)
 
+    def verify(self, name: str, version: str) -> None:
+        """Hash every file of a version; quarantine it where it is corrupt. Raises SnapshotError."""
+        try:
+            self._source.store.open(name, version).close()
+        except SnapshotError as error:
+            self._quarantine(name, version, error)
+            raise
+
     def fall_back(self, name: str, version: str, file: str) -> None:
         """Serve the last good version in place of one that was found damaged while served.
 

@@ -104,14 +104,14 @@ class Activations:
             self._drop_abandoned()
             if key and (same := self._asked_with(key)) is not None:
                 return same
+            now = self.pending()
+            if now is not None:
+                if now.kind == kind and version in (None, now.version):
+                    return now
+                raise ActivationUnderWay(self.name, now.version)
             wanted = self.store.earlier(self.name)[-1] if version is None else version
             self.store.path(self.name, wanted)
             self.store.quarantine(self.name).refuse(wanted)
-            now = self.pending()
-            if now is not None:
-                if (now.kind, now.version) == (kind, wanted):
-                    return now
-                raise ActivationUnderWay(self.name, now.version)
             active = self._active()
             if active == wanted:
                 return None

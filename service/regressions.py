@@ -1,0 +1,133 @@
+"""An activation that made answers worse is taken back, once, by whichever process notices.
+
+What is compared is ANN recall of live queries: of the version activated, with that of the version
+before, or, where too few of its answers were checked, with what the build promised. Only an
+activation that was asked for is looked after: never a rollback, so two versions can't take turns.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import Protocol
+
+from hivlp.index.errors import SnapshotError
+from hivlp.index.snapshot.activation_files import Outcome
+from hivlp.index.snapshot.manifest import SnapshotManifest
+from hivlp.models.errors import HivlpError
+from hivlp.service.activation_settings import ActivationSettings
+from hivlp.service.metrics import Metrics
+from hivlp.service.serving import Catalogue, Source
+from hivlp.service.staging import Stager
+
+log = logging.getLogger("hivlp.service")
+LOOK_S = 1.0
+PROMISED_K = 10
+
+
+class Recall(Protocol):
+    """Mean ANN recall of the last `checks` queries of a version, NaN without any."""
+
+    @property
+    def mean(self) -> float:
+        """0 to 1."""
+
+    @property
+    def checks(self) -> int:
+        """How many queries."""
+
+
+class Watch(Protocol):
+    """What checks live queries: `hivlp.service.recall`."""
+
+    def recent(self, index: str, version: str) -> Recall:
+        """How a built version did lately, and what changed upon it."""
+
+
+class Regressions:
+    """Looks after the activations of one process."""
+
+    def __init__(
+        self,
+        stager: Stager,
+        watch: Watch,
+        catalogue: Catalogue,
+        source: Source,
+        settings: ActivationSettings,
+        metrics: Metrics,
+    ) -> None:
+        self._stager = stager
+        self._watch = watch
+        self._catalogue = catalogue
+        self._source = source
+        self._settings = settings
+        self._metrics = metrics
+
+    async def run(self) -> None:
+        """Look every second, for ever."""
+        while True:
+            for name in self._catalogue.indexes:
+                await asyncio.to_thread(self.look, name)
+            await asyncio.sleep(LOOK_S)
+
+    def look(self, name: str) -> None:
+        """Roll back an index whose last activation made its answers worse. Blocking."""
+        try:
+            ended = self._recent_activation(name)
+            reason = None if ended is None else self._worse(name, ended)
+            if reason is None or self._stager.ask("rollback", name, reason=reason) is None:
+                return
+        except (HivlpError, OSError) as error:  # nothing to go back to, say
+            log.debug("index %s: not looked after: %s", name, error)
+            return
+        self._metrics.swaps.labels("rolled_back").inc()
+        log.error("index %s: rolled back: %s", name, reason)
+
+    def _recent_activation(self, name: str) -> Outcome | None:
+        """The activation whose version is served since lately, if it is to be looked after."""
+        found = self._stager.activation(name)
+        if found is None or found.ended is None or not found.ended.active:
+            return None
+        if found.request.kind != "activate":
+            return None
+        if time.time() > found.ended.ended_at + self._settings.watch_s:
+            return None
+        with self._catalogue.lease(name) as served:
+            return found.ended if served.built == self._built(name, found.request.version) else None
+
+    def _worse(self, name: str, ended: Outcome) -> str | None:
+        """What got worse, in words; None where nothing is known to."""
+        request = ended.request
+        now = self._watch.recent(name, self._built(name, request.version))
+        if now.checks < self._settings.recall_checks:
+            return None
+        expected = self._before(name, request.previous)
+        if expected is None:
+            expected = promised(self._source.store.manifest(name, request.version))
+        if expected is None or now.mean >= expected - self._settings.recall_drop:
+            return None
+        return (
+            f"ANN recall of {now.checks} queries on version {request.version} is {now.mean:.3f}; "
+            f"{expected:.3f} was expected"
+        )
+
+    def _before(self, name: str, version: str) -> float | None:
+        if not version:
+            return None
+        before = self._watch.recent(name, self._built(name, version))
+        return before.mean if before.checks >= self._settings.recall_checks else None
+
+    def _built(self, name: str, version: str) -> str:
+        """The built version that a version is, or was made from by changing items."""
+        try:
+            changes = self._source.store.manifest(name, version).changes
+        except SnapshotError:  # superseded by another change, and removed
+            return version
+        return version if changes is None else changes.since
+
+
+def promised(manifest: SnapshotManifest) -> float | None:
+    """The least ANN recall@10 that was measured of any plan when the version was built."""
+    measured = [width.recall_held_out for width in manifest.widths if width.k == PROMISED_K]
+    return min(measured, default=None)
