@@ -84,12 +84,12 @@ class Stager:
                 log.warning("index %s: follows its pointer alone: %s", name, error)
 
     def leave(self) -> None:
-        """Take part no longer, and close what is staged."""
+        """Take part no longer, and close what is staged: once no thread stages any more."""
         for member in self._members.values():
             member.leave()
-        self._members.clear()
-        for name in list(self._staged):
-            self._close(name)
+        with self._lock:
+            for name in list(self._staged):
+                self._close(name)
 
     async def stage(self, thread: Executor) -> None:
         """Make ready what is asked for, for ever."""

@@ -254,8 +254,6 @@ class ServingState:
         self.stop_changes()
         await self._tasks.stop()
         await asyncio.to_thread(self.spare.close)
-        if self._stager is not None:
-            await asyncio.to_thread(self._stager.leave)
         for writer in self._writers.values():
             await writer.close()
         own = self.threads
@@ -264,6 +262,8 @@ class ServingState:
         for pool in (own.loading, own.ahead, own.reading):
             await asyncio.to_thread(pool.shutdown, wait=True)
         await asyncio.to_thread(self.shadow.close)
+        if self._stager is not None:
+            await asyncio.to_thread(self._stager.leave)
         await self.cache.close()
         await asyncio.to_thread(self.scrubbing.close)
         for live in self._catalogue.indexes.values() if self._catalogue else ():

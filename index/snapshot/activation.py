@@ -238,6 +238,7 @@ class Member:
         self.name = f"{os.getpid()}-{uuid.uuid4().hex[:12]}"
         self._folder = folder
         self._serves = serves
+        self._left = False
         self.report("", "serving")
         self._lock = os.open(self._path(LOCKED), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
@@ -247,13 +248,16 @@ class Member:
             raise
 
     def report(self, request: str, state: State, reason: str = "") -> None:
-        """Tell what was done about a request. Raises OSError."""
+        """Tell what was done about a request, unless it has left. Raises OSError."""
+        if self._left:
+            return
         pid = os.getpid()
         said = Report(request=request, state=state, pid=pid, serves=self._serves, reason=reason)
         write_file(self._path(SAID), said)
 
     def leave(self) -> None:
         """Take part no longer."""
+        self._left = True
         for suffix in (LOCKED, SAID):
             with contextlib.suppress(OSError):
                 self._path(suffix).unlink()
