@@ -2,21 +2,23 @@
 
     submit ─► waiting ─► a free worker takes the oldest, and with it those of its group
 
-Nobody waits for a batch to fill: a batch is what had queued while every worker was busy. A job goes
-from the event loop to a worker and back once. What waits can be dropped, by its client's leaving or
-its deadline; what runs is left to end.
+Nobody waits for a batch to fill: a batch is what had queued while every worker was busy, shared
+among those that are free. A job goes from the event loop to a worker and back once. What waits can
+be dropped, by its client's leaving or its deadline; what runs is left to end.
 
-A worker that dies fails the jobs that it had taken, and another takes its place; one that dies
-again and again is given up. `sick` says so, and names workers that have been at one job for too
-long.
+Whatever a job raises is its own. Should a worker die all the same, the jobs that it had taken fail
+and another takes its place, after a pause that grows where that happens again and again. `sick`
+says so, and tells of jobs that run or wait for too long.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
@@ -24,14 +26,12 @@ from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 
 from hivlp.models.errors import DeadlinePassed
-from hivlp.service.errors import WorkerDied
+from hivlp.service.errors import NotReady, WorkerDied
 
 log = logging.getLogger("hivlp.service")
-HUNG_S = 60.0
-"""A worker that has been at one batch for so long counts as hung."""
-DEATHS = 5
-"""So many deaths within `DEATHS_S` seconds and the next worker isn't replaced."""
 DEATHS_S = 60.0
+"""A worker that dies so soon after another is replaced after a longer pause than that one was."""
+PAUSE_S, LONGEST_PAUSE_S = 0.05, 10.0
 SMOOTHING = 0.1
 """The weight of the latest batch in what a job is expected to take."""
 
@@ -42,8 +42,8 @@ T = TypeVar("T")
 class Job(Generic[T]):
     """Work for a worker thread, and the future that its outcome goes to.
 
-    `work(alone)` runs it by itself; `alone`: nothing else is in flight that could use the core.
-    Jobs of one `group` (None: of no group) may be run together, by what their `payload`s say.
+    `work(spare)` runs it by itself; `spare`: there is a core that nobody else wants. Jobs of one
+    `group` (None: of no group) may be run together, by what their `payload`s say.
     """
 
     work: Callable[[bool], T]
@@ -62,6 +62,7 @@ class _Worker:
 
     def __init__(self, run: Callable[[_Worker], None], number: int) -> None:
         self.taken: Sequence[Job[Any]] = ()
+        self.spare = False
         self.busy_since_s: float | None = None
         self.thread = threading.Thread(
             target=run, args=(self,), name=f"hivlp-search-{number}", daemon=True
@@ -73,8 +74,8 @@ class MicroBatcher:
     """Takes jobs on one event loop and runs them in `workers` threads.
 
     `together(jobs, deliver)` runs several jobs of one group: it hands each an outcome, a value or
-    an exception, as soon as there is one. `spare()` tells whether a core is free besides.
-    `on_queue(n)` is told how many wait, `on_death()` of each worker that died.
+    an exception, as soon as there is one. `on_queue(n)` is told how many wait, `on_death()` of each
+    worker that died. What runs or waits for `hung_s` seconds is too long.
     """
 
     def __init__(
@@ -83,22 +84,24 @@ class MicroBatcher:
         workers: int,
         max_batch: int,
         together: RunTogether,
-        spare: Callable[[], bool] = lambda: True,
         on_queue: Callable[[int], None] = lambda _: None,
         on_death: Callable[[], None] = lambda: None,
+        hung_s: float = 60.0,
     ) -> None:
         self._loop = asyncio.get_running_loop()
+        self._wanted = workers
         self._max_batch = max_batch
         self._together = together
-        self._spare = spare
         self._on_queue = on_queue
         self._on_death = on_death
-        self._lock = threading.Lock()  # of `_waiting` and `_stopping`
+        self._hung_s = hung_s
+        self._lock = threading.Lock()  # of `_waiting`, `_idle` and `_stopping`
         self._waiting: deque[Job[Any]] = deque()
-        self._tokens: SimpleQueue[None] = SimpleQueue()  # one a job: wakes a worker
+        self._idle = 0
         self._stopping = False
-        self._deaths: deque[float] = deque(maxlen=DEATHS)
-        self._given_up = 0
+        self._tokens: SimpleQueue[None] = SimpleQueue()  # one a job: wakes a worker
+        self._died_s = -math.inf
+        self._pause_s = PAUSE_S
         self._made = 0
         self._job_s = 0.0
         self._workers = {self._another() for _ in range(workers)}
@@ -115,18 +118,17 @@ class MicroBatcher:
         at `due_s` (seconds of `time.perf_counter`).
         """
         job = Job(work, self._loop.create_future(), group, payload)
+        with self._lock:
+            if self._stopping:
+                job.future.set_exception(NotReady("the service is ending"))
+                return job
+            self._waiting.append(job)
+            self._on_queue(len(self._waiting))
+        self._tokens.put(None)
         if due_s is not None:
             left_s = due_s - time.perf_counter()
             timer = self._loop.call_later(max(0.0, left_s), self._expire, job)
             job.future.add_done_callback(lambda _: timer.cancel())
-        with self._lock:
-            if self._stopping:
-                job.future.set_exception(WorkerDied())
-                return job
-            self._waiting.append(job)
-            waiting = len(self._waiting)
-        self._tokens.put(None)
-        self._on_queue(waiting)
         return job
 
     def drop(self, job: Job[Any]) -> bool:
@@ -138,30 +140,38 @@ class MicroBatcher:
 
     def expected_wait_s(self) -> float:
         """How long a job that came now would wait for a worker, by what jobs took lately."""
-        return len(self._waiting) * self._job_s / max(1, len(self._workers))
+        return len(self._waiting) * self._job_s / self._wanted
 
     def sick(self) -> str | None:
         """What is wrong with the workers, in words; None where nothing is."""
-        if self._given_up:
-            return f"{self._given_up} workers died too often; the log says of what"
-        if any(not worker.thread.is_alive() for worker in self._workers):
-            return "a worker died and is being replaced"
+        alive = sum(worker.thread.is_alive() for worker in tuple(self._workers))
+        if alive < self._wanted:
+            return f"{self._wanted - alive} of {self._wanted} search workers died; others follow"
         now = time.perf_counter()
-        for worker in self._workers:
-            since = worker.busy_since_s
-            if since is not None and now - since > HUNG_S:
-                return f"a worker has been at one search for {now - since:.0f} s"
+        running = [worker.busy_since_s for worker in tuple(self._workers)]
+        longest = now - min((since for since in running if since is not None), default=now)
+        if longest > self._hung_s:
+            return f"a worker has been at one search for {longest:.0f} s"
+        with self._lock:
+            oldest = self._waiting[0].submitted_s if self._waiting else now
+        if now - oldest > self._hung_s:
+            return f"a search has waited for a worker for {now - oldest:.0f} s"
         return None
 
-    async def stop(self) -> None:
-        """Finish what was submitted, then end the threads."""
+    async def stop(self, within_s: float = 5.0) -> None:
+        """Finish what was submitted, then end the threads; what isn't done in time fails."""
+        end = time.monotonic() + within_s
         with self._lock:
             self._stopping = True
-        for _ in self._workers:
+        for _ in range(self._wanted):
             self._tokens.put(None)
         for worker in tuple(self._workers):
-            await asyncio.to_thread(worker.thread.join)
-        self._fail_waiting()
+            await asyncio.to_thread(worker.thread.join, max(0.0, end - time.monotonic()))
+        with self._lock:
+            left = tuple(self._waiting)
+            self._waiting.clear()
+        for job in left:
+            _settle(job.future, NotReady("the service is ending"))
 
     def _another(self) -> _Worker:
         self._made += 1
@@ -170,58 +180,72 @@ class MicroBatcher:
     def _work(self, own: _Worker) -> None:
         """The life of a worker thread."""
         try:
-            while (taken := self._take()) is not None:
-                if not taken:
+            while self._take(own):
+                if not own.taken:
                     continue
-                own.taken, own.busy_since_s = taken, time.perf_counter()
-                self._run(taken)
-                took_s = time.perf_counter() - own.busy_since_s
-                self._learn(took_s / len(taken))
-                own.taken, own.busy_since_s = (), None
+                own.busy_since_s = time.perf_counter()
+                self._run(own.taken, own.spare)
+                self._learn((time.perf_counter() - own.busy_since_s) / len(own.taken))
+                own.taken, own.busy_since_s = (), None  # an idle worker holds nothing
         except BaseException:  # whatever it is, somebody waits for what this thread had
             log.exception("a search worker died with %d searches", len(own.taken))
             self._call(self._died, own)
+
+    def _take(self, own: _Worker) -> bool:
+        """Wait for jobs, and take some; none where others took them first. False at the end."""
+        with self._lock:
+            self._idle += 1
+        self._tokens.get()
+        with self._lock:
+            self._idle -= 1
+            if not self._waiting:
+                return not self._stopping
+            own.taken = self._pop()
+            busy = self._wanted - self._idle
+            own.spare = busy < self._wanted and not self._waiting
+            self._on_queue(len(self._waiting))
+        return True
+
+    def _pop(self) -> Sequence[Job[Any]]:
+        """The oldest job and others of its group: no more than leaves idle workers their share."""
+        share = math.ceil(len(self._waiting) / (1 + self._idle))
+        most = min(self._max_batch, share)
+        first = self._waiting.popleft()
+        taken = [first]
+        if first.group is None:
+            return taken
+        for job in tuple(self._waiting):
+            if len(taken) >= most:
+                break
+            if job.group == first.group:
+                taken.append(job)
+                self._waiting.remove(job)
+        return taken
 
     def _learn(self, job_s: float) -> None:
         """What a job takes, smoothed; two workers that say so at once lose one word of it."""
         weight = SMOOTHING if self._job_s else 1.0
         self._job_s += weight * (job_s - self._job_s)
 
-    def _take(self) -> Sequence[Job[Any]] | None:
-        """Wait for jobs; none where others took them first. None at the end."""
-        self._tokens.get()
-        with self._lock:
-            if not self._waiting:
-                return None if self._stopping else ()
-            first = self._waiting.popleft()
-            taken = [first]
-            if first.group is not None and self._waiting:
-                for job in tuple(self._waiting):
-                    if len(taken) == self._max_batch:
-                        break
-                    if job.group == first.group:
-                        taken.append(job)
-                        self._waiting.remove(job)
-            left = len(self._waiting)
-        self._on_queue(left)
-        return taken
-
-    def _run(self, taken: Sequence[Job[Any]]) -> None:
+    def _run(self, taken: Sequence[Job[Any]], spare: bool) -> None:
+        # BaseException: Rust's panics are, and SystemExit in a query's code is its failure alone.
         if len(taken) > 1:
             try:
                 self._together(taken, self._deliver)
-            except Exception as error:
+            except BaseException as error:
                 for job in taken:
                     self._deliver(job, error)
             return
         (job,) = taken
         try:
-            outcome = job.work(self._spare())
-        except Exception as error:
-            outcome = error
-        self._deliver(job, outcome)
+            self._deliver(job, job.work(spare))
+        except BaseException as error:
+            self._deliver(job, error)
 
     def _deliver(self, job: Job[Any], outcome: Any) -> None:
+        if isinstance(outcome, BaseException):
+            # What the failed frames hold, a picture say, would live until the next full collection.
+            traceback.clear_frames(outcome.__traceback__)
         self._call(_settle, job.future, outcome)
 
     def _call(self, callback: Callable[..., None], *arguments: Any) -> None:
@@ -240,43 +264,41 @@ class MicroBatcher:
                 self._waiting.remove(job)
             except ValueError:
                 return False
-            left = len(self._waiting)
-        self._on_queue(left)
+            self._on_queue(len(self._waiting))
         return True
 
     def _died(self, worker: _Worker) -> None:
-        """On the event loop: fail what it had, and replace it unless that helps no longer."""
+        """On the event loop: fail what it had, and replace it after a pause."""
         self._workers.discard(worker)
         self._on_death()
         for job in worker.taken:
             _settle(job.future, WorkerDied())
-        now = time.perf_counter()
-        often = len(self._deaths) == DEATHS and now - self._deaths[0] < DEATHS_S
-        self._deaths.append(now)
+        now = time.monotonic()
+        again = now - self._died_s < DEATHS_S
+        self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S) if again else PAUSE_S
+        self._died_s = now
+        self._loop.call_later(self._pause_s, self._replace)
+
+    def _replace(self) -> None:
         if self._stopping:
             return
-        if often:
-            self._given_up += 1
-            log.critical("search workers die again and again: restart the service")
-            if not self._workers:  # what waits would wait for ever
-                self._fail_waiting()
+        try:
+            self._workers.add(self._another())
+        except RuntimeError:  # no thread can be started now
+            log.exception("a search worker can't be replaced yet")
+            self._loop.call_later(self._pause_s, self._replace)
             return
-        self._workers.add(self._another())
         self._tokens.put(None)
-
-    def _fail_waiting(self) -> None:
-        with self._lock:
-            self._stopping = True
-            left = tuple(self._waiting)
-            self._waiting.clear()
-        for job in left:
-            _settle(job.future, WorkerDied())
 
 
 def _settle(future: asyncio.Future[Any], outcome: Any) -> None:
     if future.done():  # nobody waits any more, or it failed with its worker
         return
-    if isinstance(outcome, BaseException):
-        future.set_exception(outcome)
-    else:
+    if not isinstance(outcome, BaseException):
         future.set_result(outcome)
+    elif isinstance(outcome, Exception) and not isinstance(outcome, StopIteration):
+        future.set_exception(outcome)
+    else:  # asyncio would take it for its own
+        wrapped = RuntimeError(f"{type(outcome).__name__}: {outcome}")
+        wrapped.__cause__ = outcome
+        future.set_exception(wrapped)

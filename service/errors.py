@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import math
+import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -103,7 +104,7 @@ class WorkerDied(ServiceError):
     """The thread that had a search, or was to take it, is no more."""
 
     def __init__(self) -> None:
-        message = "what ran this search failed; it begins anew by itself, so try again"
+        message = "what ran this search has failed and is being replaced: try again"
         super().__init__(503, "worker_died", message, headers={"Retry-After": "1"})
 
 
@@ -242,6 +243,22 @@ def internal_problem(error: BaseException, request_id: str) -> Problem:
     return Problem(500, "internal_error", "something went wrong here; the log has the request id")
 
 
+def let_go(error: BaseException) -> None:
+    """Empty the frames that an error has come through, once it has been told and logged.
+
+    An error and the tasks that it went through hold each other: pictures in those frames would live
+    until the next full collection.
+    """
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        traceback.clear_frames(error.__traceback__)
+        following = error.__cause__ or error.__context__
+        if following is None:
+            return
+        error = following
+
+
 def install(app: FastAPI) -> None:
     """Answer every error of the table in our form."""
 
@@ -249,6 +266,7 @@ def install(app: FastAPI) -> None:
         request_id = str(request.state.request_id)
         problem = problem_of(error) or internal_problem(error, request_id)
         request.state.error_code = problem.code
+        let_go(error)
         return problem_response(problem, request_id)
 
     for kind in (HivlpError, HTTPException, RequestValidationError, ValidationError):

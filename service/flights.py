@@ -16,16 +16,21 @@ Answer = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Landed:
-    """What came of a flight; `kept`: it was in the cache."""
+    """What came of a flight; `kept`: it was in the cache; `cut`: by the deadline."""
 
     answer: Answer
-    kept: bool
+    kept: bool = False
+    cut: bool = False
 
 
 class Flight:
-    """One computation under way, and how many wait for it. Lives on one event loop."""
+    """One computation under way, and how many wait for it. Lives on one event loop.
 
-    def __init__(self) -> None:
+    `due_s` is when it will be over at the latest (`time.perf_counter`; None: who knows).
+    """
+
+    def __init__(self, due_s: float | None = None) -> None:
+        self.due_s = due_s
         self.waiting = 0
         self.drop: Callable[[], bool] | None = None
         """Takes the work back if no worker has begun it; set once it is queued."""
@@ -52,9 +57,13 @@ class Flight:
         finally:
             self.waiting -= 1
             if self.abandoned and not self._task.done() and self.drop is not None and self.drop():
-                self._over()
+                self.close()
+
+    def close(self) -> None:
+        """Let nobody join any more."""
+        self._over()
 
     def _landed(self, done: asyncio.Task[Landed]) -> None:
-        self._over()
+        self.close()
         if not done.cancelled():
             done.exception()  # seen, even when everyone who waited has left

@@ -42,8 +42,11 @@ def report(state: ServingState) -> tuple[int, dict[str, Any]]:
         "uptime_s": round(time.monotonic() - state.started_s, 3),
         "indexes": {},
     }
-    if state.status != "ready":
-        return 503, body
+    try:
+        readiness(state)
+    except NotReady as error:
+        status = state.status if state.status != "ready" else "failed"
+        return 503, {**body, "status": status, "reason": error.message}
     for name in state.catalogue.indexes:
         with state.catalogue.lease(name) as served:
             body["indexes"][name] = served.searcher.info.version

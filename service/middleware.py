@@ -24,6 +24,7 @@ from hivlp.service.errors import (
     BodyTooLarge,
     TooManyConnections,
     internal_problem,
+    let_go,
     problem_of,
     problem_response,
 )
@@ -210,5 +211,6 @@ class _Exchange:
             self.status = problem.status
             raise error
         self.state["error_code"] = problem.code
+        let_go(error)
         response = problem_response(problem, self._request_id)
         await response(self.scope, self._receive, self.send)

@@ -115,15 +115,17 @@ def _run_on(
 def _drop(outputs: Iterator[EarlyOutput], running: Future[None] | None) -> None:
     """Stop the encoder: what has not begun never will; a stage that runs is left to end."""
 
-    def close(_: object = None) -> None:
-        if hasattr(outputs, "close"):
-            outputs.close()
-
     if running is None:
-        close()
+        close_outputs(outputs)
     else:
         running.cancel()
-        running.add_done_callback(close)
+        running.add_done_callback(lambda _: close_outputs(outputs))
+
+
+def close_outputs(outputs: Iterator[EarlyOutput]) -> None:
+    """Stop what makes them, where that can be told."""
+    if hasattr(outputs, "close"):
+        outputs.close()
 
 
 def levels_wanted(plan: Plan) -> int:

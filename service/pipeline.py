@@ -10,13 +10,14 @@ searched after (`together.py`). Overlap is a latency tool and costs throughput u
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import time
 from collections.abc import Sequence
 from concurrent.futures import Executor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import orjson
 
@@ -30,7 +31,8 @@ from hivlp.service.cache.memory import TIER
 from hivlp.service.cache.tiers import Tiers
 from hivlp.service.flights import Answer, Flight, Landed
 from hivlp.service.metrics import Metrics
-from hivlp.service.queries import EncodedQuery, Query, Setting
+from hivlp.service.overlap import TOO_LATE
+from hivlp.service.queries import Query, Setting
 from hivlp.service.schemas import SearchOptions
 from hivlp.service.serving import Catalogue, QueryModel
 from hivlp.service.settings import Limits
@@ -42,6 +44,11 @@ from hivlp.service.work import find
 OWN_FIELDS = frozenset({"query", "id", "vector"})
 # What says nothing about a whole answer: one that isn't whole is never cached.
 UNKEYED = frozenset({"index", "snapshot", "deadline_ms", *OWN_FIELDS})
+HUNG_S = 60.0
+"""A search that takes or waits for so long, and twice as long as re-ranking may, is stuck."""
+LONG_PAGE = 200
+"""Hits that a search may look at, k and offset, to be run with others."""
+HASHED_AT_ONCE_BYTES = 64 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +89,9 @@ class Pipeline:
             workers=workers.count,
             max_batch=workers.max_batch,
             together=self._together,
-            spare=lambda: admission.in_flight < workers.count,
             on_queue=metrics.queue_size.set,
             on_death=metrics.searching.worker_deaths.inc,
+            hung_s=max(HUNG_S, 2 * limits.max_rerank_ms / 1e3),
         )
 
     def sick(self) -> str | None:
@@ -108,21 +115,38 @@ class Pipeline:
         due_s = None
         if options.deadline_ms is not None:
             due_s = timeline.origin + options.deadline_ms / 1e3
-        while True:
-            flight, joined = self._board(query, options, timeline, due_s)
+        content = await _content_hash(query)
+        joined, landed = await self._ride(query, content, options, timeline, due_s)
+        if joined and (landed is None or landed.cut) and _has_time(due_s):
+            # Who began it was in a greater hurry: what is left of the own time may find more.
             try:
-                landed = await flight.wait()
+                joined, landed = await self._ride(query, content, options, timeline, due_s)
             except DeadlinePassed:
-                if joined and _has_time(due_s):  # who began it was in a greater hurry
-                    continue
-                raise
-            if joined and landed.answer["degraded"] and _has_time(due_s):
-                continue
-            break
+                if landed is None:
+                    raise
+        if landed is None:
+            raise DeadlinePassed(TOO_LATE)
         if joined or landed.kept:
             return _repeated(landed.answer, timeline)
         took_ms, stages = timeline.elapsed_ms(), timeline.as_stages()
         return {**landed.answer, "took_ms": took_ms, "cached": False, "stages": stages}
+
+    async def _ride(
+        self,
+        query: Query,
+        content: bytes,
+        options: SearchOptions,
+        timeline: Timeline,
+        due_s: float | None,
+    ) -> tuple[bool, Landed | None]:
+        """Whether somebody else's flight was joined, and what came of it (None: not in time)."""
+        flight, joined = self._board(query, content, options, timeline, due_s)
+        try:
+            return joined, await flight.wait()
+        except DeadlinePassed:
+            if joined:
+                return joined, None
+            raise
 
     async def embed(
         self, query: Query, index: str, timeline: Timeline
@@ -145,17 +169,28 @@ class Pipeline:
             except asyncio.CancelledError:
                 self._drop(job)
                 raise
+            finally:
+                self._metrics.observe_spans(timeline.spans)
         return outputs, truncated, model
 
     def _board(
-        self, query: Query, options: SearchOptions, timeline: Timeline, due_s: float | None
+        self,
+        query: Query,
+        content: bytes,
+        options: SearchOptions,
+        timeline: Timeline,
+        due_s: float | None,
     ) -> tuple[Flight, bool]:
-        """The flight of a search, and whether it was under way already."""
+        """The flight of a search, and whether it was under way already.
+
+        None is joined that may be over later than one's own time is up.
+        """
         with ExitStack() as held:
             served = held.enter_context(self._catalogue.lease(options.index, options.snapshot))
-            key = _key(query, options, served.searcher, served.model)
+            key = _key(query, content, options, served.searcher, served.model)
             place = (key, options.deadline_ms)
-            if (flight := self._flights.get(place)) is not None:
+            flight = self._flights.get(place)
+            if flight is not None and (due_s is None or (flight.due_s or 0.0) <= due_s):
                 self._metrics.cache_requests.labels(TIER, "shared").inc()
                 return flight, True
             setting = Setting(
@@ -167,69 +202,70 @@ class Pipeline:
                 served.pictures,
                 due_s,
             )
-            flight = self._flights[place] = Flight()
+            flight = self._flights[place] = Flight(due_s)
             # The flight owns the lease from here on: it may outlive the request that began it.
-            work = self._fly(flight, key, query, options, setting, held.pop_all())
+            work = self._fly(flight, key, Asked(query, options, setting), held.pop_all())
             flight.begin(work, partial(self._over, place, flight))
         return flight, False
 
-    async def _fly(
-        self,
-        flight: Flight,
-        key: str,
-        query: Query,
-        options: SearchOptions,
-        setting: Setting,
-        lease: ExitStack,
-    ) -> Landed:
+    async def _fly(self, flight: Flight, key: str, asked: Asked, lease: ExitStack) -> Landed:
+        timeline = asked.setting.timeline
         with lease:
-            kept = await self._cache.get(key, setting.timeline)
+            kept = await self._cache.get(key, timeline)
             if kept is not None:
-                self._metrics.observe_spans(setting.timeline.spans)
+                self._metrics.observe_spans(timeline.spans)
                 return Landed(orjson.loads(kept), kept=True)
             if flight.abandoned:
+                flight.close()
                 self._metrics.searching.cancelled.inc()
                 raise asyncio.CancelledError
-            job = self._submit(query, options, setting)
-            flight.drop = partial(self._drop, job)
-            answer = await job.future
-            self._count(answer, options, setting)
+            answer = await self._computed(flight, asked)
         if not (answer["degraded"] or answer["partial"]):
             await self._cache.set(key, orjson.dumps(answer, default=str))
-        return Landed(answer, kept=False)
+        return Landed(answer, cut="deadline" in timeline.degraded)
 
-    def _submit(self, query: Query, options: SearchOptions, setting: Setting) -> Job[Answer]:
+    async def _computed(self, flight: Flight, asked: Asked) -> Answer:
+        timeline = asked.setting.timeline
+        job = self._submit(asked)
+        flight.drop = partial(self._drop, job)
+        try:
+            answer = await job.future
+        finally:
+            if not timeline.has("queue"):  # its time was up, or its client left
+                timeline.add("queue", job.submitted_s, time.perf_counter())
+            self._metrics.observe_spans(timeline.spans)
+            del job  # an error holds this frame, and the job the error
+            flight.drop = None
+        self._metrics.exit_level.labels(str(answer["exit_level"])).inc()
+        self._metrics.searching.plans.labels(asked.options.plan, answer["plan"]).inc()
+        for reason in timeline.degraded:
+            self._metrics.degraded.labels(reason).inc()
+        return answer
+
+    def _submit(self, asked: Asked) -> Job[Answer]:
+        query, options, setting = asked.query, asked.options, asked.setting
         queued_s = time.perf_counter()
 
         def alone(spare: bool) -> Answer:
             setting.timeline.add("queue", queued_s, time.perf_counter())
             # With a deadline the encoder never runs in this thread, which must answer in time.
-            overlap = query.encodes and (setting.due_s is not None or spare)
-            ahead = self._workers.ahead if overlap and self._workers.overlap else None
-            self._metrics.searching.batch_size.observe(1)
+            apart = setting.due_s is not None or (spare and self._workers.overlap)
+            ahead = self._workers.ahead if query.encodes and apart else None
+            if query.encodes:
+                self._metrics.searching.batch_size.observe(1)
             return find(query, options, setting, ahead, busy=not spare)
 
-        group = _group(query, options, setting)
-        payload = (query, options, setting)
-        return self._batcher.submit(alone, group=group, payload=payload, due_s=setting.due_s)
+        return self._batcher.submit(alone, group=_group(asked), payload=asked, due_s=setting.due_s)
 
     def _together(self, jobs: Sequence[Job[Any]], deliver: Deliver) -> None:
         """In a worker thread: encode several searches as one batch."""
-        asked = []
+        now_s = time.perf_counter()
         for job in jobs:
-            query, options, setting = job.payload
-            setting.timeline.add("queue", job.submitted_s, time.perf_counter())
-            asked.append(Asked(cast(EncodedQuery, query), options, setting))
+            job.payload.setting.timeline.add("queue", job.submitted_s, now_s)
+        asked = [job.payload for job in jobs]
         encoded = find_together(asked, lambda place, outcome: deliver(jobs[place], outcome))
         if encoded:
             self._metrics.searching.batch_size.observe(encoded)
-
-    def _count(self, answer: Answer, options: SearchOptions, setting: Setting) -> None:
-        self._metrics.observe_spans(setting.timeline.spans)
-        self._metrics.exit_level.labels(str(answer["exit_level"])).inc()
-        self._metrics.searching.plans.labels(options.plan, answer["plan"]).inc()
-        for reason in setting.timeline.degraded:
-            self._metrics.degraded.labels(reason).inc()
 
     def _drop(self, job: Job[Any]) -> bool:
         dropped = self._batcher.drop(job)
@@ -242,28 +278,43 @@ class Pipeline:
             del self._flights[place]
 
 
-def _group(query: Query, options: SearchOptions, setting: Setting) -> object | None:
+def _group(asked: Asked) -> object | None:
     """What may be encoded together: searches of one version by one tower.
 
-    Re-ranking and exhaustive scans take so long that nobody should stand behind them.
+    What takes long is alone, so that nobody stands behind it, and what has a deadline, so that it
+    stands behind nobody.
     """
-    if not query.encodes or options.rerank or options.plan == "exact":
+    options, setting = asked.options, asked.setting
+    if not asked.query.encodes or setting.due_s is not None:
         return None
-    return (id(setting.searcher), id(setting.model), query.kind)
+    long = options.rerank or options.explain or options.plan == "exact" or options.cascade
+    if long or options.k + options.offset > LONG_PAGE:
+        return None
+    return (id(setting.searcher), id(setting.model), asked.query.kind)
+
+
+async def _content_hash(query: Query) -> bytes:
+    """What the cache knows a query by; of something large, not computed on the event loop."""
+    content = query.content()
+    if len(content) <= HASHED_AT_ONCE_BYTES:
+        return content
+    return await asyncio.to_thread(lambda: hashlib.sha256(content).digest())
 
 
 def _has_time(due_s: float | None) -> bool:
     return due_s is None or time.perf_counter() < due_s
 
 
-def _key(query: Query, options: SearchOptions, searcher: Searcher, model: QueryModel) -> str:
+def _key(
+    query: Query, content: bytes, options: SearchOptions, searcher: Searcher, model: QueryModel
+) -> str:
     reranker = model.reranker if options.rerank else None
     return answer_key(
         query_encoder=model.query_encoder,
         index=searcher.info.index,
         version=searcher.info.version,
         kind=query.kind,
-        content=query.content(),
+        content=content,
         reranker=None if reranker is None else reranker.identity,
         parameters=options.model_dump(exclude=set(UNKEYED)),
     )

@@ -174,6 +174,7 @@ class ServingState:
             metrics=self.metrics,
             limits=self.settings.limits,
         )
+        self.admission.expected_wait_s = self._pipeline.expected_wait_s
         if self.recall.on:
             self._tasks.start("checking recall", lambda: self.recall.run(catalogue))
         if self.shadow.on:

@@ -53,6 +53,10 @@ class Timeline:
         """A span measured elsewhere."""
         self.spans.append(Span(name, level, start_s, end_s))
 
+    def has(self, name: str) -> bool:
+        """Whether there is a span of this name."""
+        return any(span.name == name for span in self.spans)
+
     def elapsed_ms(self) -> float:
         """Milliseconds since the request arrived."""
         return _ms(time.perf_counter() - self.origin)

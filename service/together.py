@@ -1,6 +1,6 @@
 """Several searches by one worker: encoded as one batch, searched each by itself.
 
-    read each ─► prepare as one ─► stage 1 of all ─► search each that can ─► stage 2 of all ─► ...
+    read, prepare, plan each ─► stage 1 of all ─► search each that can ─► stage 2 of all ─► ...
 
 Encoding is what a batch makes cheaper; a scan or a walk is as dear for each. A search that is done
 answers at once and isn't waited for by the others; when all are done, the encoder stops. What is
@@ -18,11 +18,20 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
+import numpy as np
+
 from hivlp.models.encoder import Encoder, EncoderBatch
-from hivlp.models.errors import DeadlinePassed, InputError
 from hivlp.models.levels import EarlyOutput
-from hivlp.service.overlap import PlanRun, check_time, levels_wanted
-from hivlp.service.queries import EncodedQuery, Opened, Setting, prepare
+from hivlp.service.overlap import PlanRun, close_outputs, levels_wanted
+from hivlp.service.queries import (
+    EncodedQuery,
+    ImageQuery,
+    Opened,
+    Query,
+    Setting,
+    TextQuery,
+    prepare,
+)
 from hivlp.service.schemas import SearchOptions
 from hivlp.service.work import answer, check_side, find, plan_run
 
@@ -32,100 +41,97 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One search of a batch: all of one version and one tower, none of them re-ranked."""
+    """One search. Those of a batch are of one version and one tower, without a deadline."""
 
-    query: EncodedQuery
+    query: Query
     options: SearchOptions
     setting: Setting
 
 
-Deliver = Callable[[int, Any], None]
+Tell = Callable[[int, Any], None]
 """What becomes of the search in this place: an answer, or an exception."""
 
 
 @dataclass(slots=True)
 class _Running:
-    """A search under way; `row` is its place in the batch that is encoded."""
+    """A search under way, and its row of the batch that is encoded."""
 
     place: int
     asked: Asked
-    content: Any
+    prepared: EncoderBatch
     run: PlanRun
     row: int = 0
-    truncated: bool = False
 
     @property
     def opened(self) -> Opened:
-        modality = self.asked.query.modality
-        return Opened(modality, iter(()), self.truncated, content=self.content)
+        return _opened(self.asked, self.prepared)
 
 
-def find_together(asked: Sequence[Asked], deliver: Deliver) -> int:
+def find_together(asked: Sequence[Asked], tell: Tell) -> int:
     """Answer each, or say why not. Returns how many were encoded together."""
-    running = [
-        one
-        for place, each in enumerate(asked)
-        if (one := _attempt(deliver, place, partial(_begin, place, each))) is not None
-    ]
+    begun = [_attempt(tell, place, partial(_begin, place, one)) for place, one in enumerate(asked)]
+    running = [one for one in begun if one is not None]
     size = len(running)
+    if not size:
+        return 0
     try:
-        batch = _prepare(running, deliver)
-        size = len(running)
-        if batch is not None:
-            _run(running, batch, deliver)
-    except Exception as error:
+        _run(running, _batch(running), tell)
+    except BaseException as error:
         # Not finite, or out of memory: whose fault it is shows one by one.
         log.error("%d queries can't be encoded together, so each is alone: %s", size, error)
-        for one in running:
-            _attempt_alone(one, deliver)
+        for one in tuple(running):
+            _attempt_alone(one, tell)
     return size
 
 
 def _begin(place: int, asked: Asked) -> _Running:
-    query, setting = asked.query, asked.setting
-    check_time(setting.due_s)
+    """Read, prepare and plan one search, in the order of one that is alone.
+
+    A picture shrinks to what the encoder takes before the next one is decoded.
+    """
+    query, setting = _query(asked), asked.setting
     check_side(setting.searcher, asked.options.modality)
-    setting.model.encoder(query.modality, query.param)
+    encoder = setting.model.encoder(query.modality, query.param)
     with setting.timeline.measure("decode"):
-        content = query.read(setting)
-    opened = Opened(query.modality, iter(()), content=content)
-    run = plan_run(query, asked.options, setting, opened, busy=True)
-    return _Running(place, asked, content, run)
+        prepared = prepare(encoder, query.read(setting), query.param)
+    run = plan_run(query, asked.options, setting, _opened(asked, prepared), busy=True)
+    return _Running(place, asked, prepared, run)
 
 
-def _prepare(running: list[_Running], deliver: Deliver) -> EncoderBatch | None:
-    """One batch of all; who can't be prepared is told and taken out of `running`."""
-    while running:
-        try:
-            batch = _encoder(running).prepare([one.content for one in running])
-        except InputError:
-            well = [one for one in running if _attempt(deliver, one.place, partial(_alone, one))]
-            if len(well) == len(running):
-                raise
-            running[:] = well
-            continue
-        for row, one in enumerate(running):
-            one.row, one.truncated = row, batch.truncated[row]
-        return batch
-    return None
+def _opened(asked: Asked, prepared: EncoderBatch) -> Opened:
+    return Opened(_query(asked).modality, iter(()), prepared.truncated[0])
 
 
-def _alone(one: _Running) -> EncoderBatch:
-    return prepare(_encoder([one]), one.content, one.asked.query.param)
+def _query(asked: Asked) -> EncodedQuery:
+    assert isinstance(asked.query, (TextQuery, ImageQuery)), "only those form groups"
+    return asked.query
 
 
-def _encoder(running: Sequence[_Running]) -> Encoder[Any]:
-    query, setting = running[0].asked.query, running[0].asked.setting
-    return setting.model.encoder(query.modality, query.param)
+def _batch(running: Sequence[_Running]) -> EncoderBatch:
+    """All that were prepared as one batch, in order; texts are padded to the longest."""
+    for row, one in enumerate(running):
+        one.row = row
+    first = running[0].asked
+    if _query(first).modality == "text":
+        texts = [_query(one.asked).read(one.asked.setting) for one in running]
+        return _encoder(first).prepare(texts)
+    parts = [one.prepared for one in running]
+    inputs = {name: np.concatenate([p.inputs[name] for p in parts]) for name in parts[0].inputs}
+    return EncoderBatch(inputs, len(parts), tuple(p.truncated[0] for p in parts))
 
 
-def _run(running: list[_Running], batch: EncoderBatch, deliver: Deliver) -> None:
-    """Stage by stage; who is done is delivered and taken out of `running`."""
+def _encoder(asked: Asked) -> Encoder[Any]:
+    query = _query(asked)
+    return asked.setting.model.encoder(query.modality, query.param)
+
+
+def _run(running: list[_Running], batch: EncoderBatch, tell: Tell) -> None:
+    """Stage by stage; who is done is told and taken out of `running`."""
     wanted = max(levels_wanted(one.run.plan) for one in running)
     with closing(_measured(running, batch, wanted)) as outputs:
         for output in outputs:
             for one in tuple(running):
-                _feed(one, output, deliver)
+                _feed(one, output, tell)
                 if one.run.done:
                     running.remove(one)
             if not running:
@@ -136,7 +142,7 @@ def _measured(
     running: Sequence[_Running], batch: EncoderBatch, wanted: int
 ) -> Generator[EarlyOutput]:
     """The first `wanted` outputs of the batch; each is a span of all that still run."""
-    outputs = _encoder(running).encode(batch)
+    outputs = _encoder(running[0].asked).encode(batch)
     try:
         for level in range(1, wanted + 1):
             began_s = time.perf_counter()
@@ -146,40 +152,39 @@ def _measured(
                 timeline.add("encode", began_s, time.perf_counter(), level)
             yield output
     finally:
-        if hasattr(outputs, "close"):
-            outputs.close()
+        close_outputs(outputs)
 
 
-def _feed(one: _Running, output: EarlyOutput, deliver: Deliver) -> None:
+def _feed(one: _Running, output: EarlyOutput, tell: Tell) -> None:
     """Search as far as this output lets; whatever ends it ends it alone."""
     own = EarlyOutput(output.level, output.vectors[one.row : one.row + 1])
     try:
-        try:
-            one.run.feed(own)
-        except DeadlinePassed:
-            one.run.cut_short()
+        one.run.feed(own)
         if not one.run.done:
             return
         options, setting = one.asked.options, one.asked.setting
         found = answer(options, setting, one.opened, one.run.plan, one.run.found)
-    except Exception as error:
+    except BaseException as error:
         one.run.done = True
-        deliver(one.place, error)
+        tell(one.place, error)
     else:
-        deliver(one.place, found)
+        tell(one.place, found)
 
 
-def _attempt_alone(one: _Running, deliver: Deliver) -> None:
+def _attempt_alone(one: _Running, tell: Tell) -> None:
+    """From the beginning; what was measured of the first try is forgotten."""
     query, options, setting = one.asked.query, one.asked.options, one.asked.setting
-    found = _attempt(deliver, one.place, partial(find, query, options, setting, None, busy=True))
+    spans = setting.timeline.spans
+    spans[:] = [span for span in spans if span.name in ("cache", "queue")]
+    found = _attempt(tell, one.place, partial(find, query, options, setting, None, busy=True))
     if found is not None:
-        deliver(one.place, found)
+        tell(one.place, found)
 
 
-def _attempt(deliver: Deliver, place: int, work: Callable[[], T]) -> T | None:
-    """What it returns; None where it failed, which is delivered."""
+def _attempt(tell: Tell, place: int, work: Callable[[], T]) -> T | None:
+    """What it returns; None where it failed, which is told."""
     try:
         return work()
-    except Exception as error:
-        deliver(place, error)
+    except BaseException as error:
+        tell(place, error)
         return None

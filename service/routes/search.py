@@ -12,7 +12,7 @@ from starlette.responses import Response
 from hivlp.models.errors import InputError
 from hivlp.service.answers import BatchAnswer, SearchAnswer
 from hivlp.service.bodies import off_loop, read_json, read_upload, split_image
-from hivlp.service.errors import internal_problem, problem_of
+from hivlp.service.errors import internal_problem, let_go, problem_of
 from hivlp.service.leaving import unless_left
 from hivlp.service.openapi import ERRORS, json_body, upload_body
 from hivlp.service.queries import ImageQuery, ItemQuery, Query, VectorQuery, text_query
@@ -98,7 +98,8 @@ async def search_batch(request: Request) -> Response:
         state.metrics.searching.batch_requests.observe(len(searches))
         request_id = str(request.state.request_id)
         work = [
-            _one_of_batch(state, one, note(request, Timeline()), request_id) for one in searches
+            _one_of_batch(state, one, note(request, _timeline(request)), request_id)
+            for one in searches
         ]
         results = await unless_left(request, _all_of(work))
     body = {"results": results, "took_ms": timeline.elapsed_ms(), "request_id": request_id}
@@ -144,6 +145,7 @@ async def _one_of_batch(
         answer = await _search(state, query, options, noted, request_id)
     except Exception as error:
         problem = problem_of(error) or internal_problem(error, request_id)
+        let_go(error)
         return problem.body(request_id)
     return {**answer, "request_id": request_id}
 

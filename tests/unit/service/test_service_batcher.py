@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+import weakref
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 from hivlp.models.errors import DeadlinePassed
 from hivlp.service import batcher
 from hivlp.service.batcher import Deliver, Job, MicroBatcher
-from hivlp.service.errors import WorkerDied
+from hivlp.service.errors import NotReady, WorkerDied
 
 WAIT_S = 20
 Use = Callable[[MicroBatcher, threading.Event], Coroutine[Any, Any, None]]
@@ -129,61 +130,182 @@ def test_a_job_whose_time_is_up_before_a_worker_is_free_never_runs() -> None:
     with_batcher(use)
 
 
-def die(_: bool) -> None:
-    raise SystemExit  # ends a thread without a word
+def leave(_: bool) -> None:
+    raise SystemExit("not from here")
 
 
-def test_a_worker_that_dies_fails_its_jobs_and_is_replaced() -> None:
+@pytest.mark.parametrize("group", [None, "a"])
+def test_whatever_a_job_raises_is_its_own_and_the_worker_goes_on(group: str | None) -> None:
+    def together(jobs: Sequence[Job[Any]], deliver: Deliver) -> None:
+        deliver(jobs[0], GeneratorExit("one"))
+        raise KeyboardInterrupt
+
+    async def use(pool: MicroBatcher, held: threading.Event) -> None:
+        (worker,) = pool._workers
+        jobs = [pool.submit(leave, group=group) for _ in range(2)]
+        after = pool.submit(alone)
+        held.set()
+        got = await asyncio.gather(*(job.future for job in jobs), return_exceptions=True)
+        assert [type(one) for one in got] == [RuntimeError, RuntimeError]
+        assert await after.future == "alone"
+        assert (pool.sick(), pool._workers) == (None, {worker})
+
+    with_batcher(use, together=together)
+
+
+def kill_one(pool: MicroBatcher, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next worker that has run something fails in code of the batcher's own."""
+
+    def fail(_: float) -> None:
+        monkeypatch.undo()
+        raise SystemExit
+
+    monkeypatch.setattr(pool, "_learn", fail)
+
+
+def test_a_worker_that_dies_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     deaths: list[int] = []
 
     async def use(pool: MicroBatcher, held: threading.Event) -> None:
-        doomed, after = pool.submit(die), pool.submit(alone)
+        (worker,) = pool._workers
+        kill_one(pool, monkeypatch)
         held.set()
-        with pytest.raises(WorkerDied):
-            await doomed.future
-        assert await after.future == "alone"
+        worker.thread.join(WAIT_S)
+        assert "1 of 1 search workers died" in str(pool.sick())
+        assert await pool.submit(alone).future == "alone"
         assert (pool.sick(), deaths) == (None, [1])
 
     with_batcher(use, on_death=lambda: deaths.append(1))
 
 
-def test_while_a_dead_worker_is_not_replaced_yet_the_pool_is_sick() -> None:
+def test_what_a_worker_had_taken_when_it_died_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     async def use(pool: MicroBatcher, held: threading.Event) -> None:
-        (worker,) = pool._workers
-        pool.submit(die)
+        def fail(_: int) -> None:
+            monkeypatch.undo()
+            raise SystemExit
+
+        taken = pool.submit(alone)
+        monkeypatch.setattr(pool, "_on_queue", fail)
         held.set()
-        worker.thread.join(WAIT_S)  # this blocks the loop, which would replace it
-        assert "died" in str(pool.sick())
-        await until(lambda: pool.sick() is None)
-
-    with_batcher(use)
-
-
-def test_workers_that_die_again_and_again_are_given_up_and_nobody_waits_for_ever() -> None:
-    async def use(pool: MicroBatcher, held: threading.Event) -> None:
-        held.set()
-        for _ in range(batcher.DEATHS):
-            with pytest.raises(WorkerDied):
-                await pool.submit(die).future
-        assert pool.sick() is None
-        last, waiting = pool.submit(die), pool.submit(alone)
-        for job in (last, waiting, pool.submit(alone)):
-            with pytest.raises(WorkerDied):
-                await job.future
-        assert "died too often" in str(pool.sick())
         with pytest.raises(WorkerDied):
-            await pool.submit(alone).future
+            await taken.future
+        assert await pool.submit(alone).future == "alone"
 
     with_batcher(use)
 
 
-def test_a_worker_that_is_stuck_makes_the_pool_sick(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_that_die_again_and_again_are_replaced_more_and_more_slowly(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async def use(pool: MicroBatcher, held: threading.Event) -> None:
+        held.set()
+        await until(lambda: pool._idle == 1)
+        pauses = []
+        for _ in range(3):
+            kill_one(pool, monkeypatch)
+            await pool.submit(alone).future
+            await until(lambda: not pool._workers)
+            pauses.append(pool._pause_s)
+            await until(lambda: bool(pool._workers))
+        assert pauses == [batcher.PAUSE_S, 2 * batcher.PAUSE_S, 4 * batcher.PAUSE_S]
+
+    with_batcher(use)
+
+
+def test_a_worker_that_cannot_be_replaced_yet_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def use(pool: MicroBatcher, held: threading.Event) -> None:
+        another, failures = pool._another, iter([True, True, False])
+
+        def start() -> Any:
+            if next(failures):
+                raise RuntimeError("can't start new thread")
+            return another()
+
+        (worker,) = pool._workers
+        kill_one(pool, monkeypatch)
+        pool._another = start  # type: ignore[method-assign]
+        held.set()
+        await until(lambda: worker not in pool._workers)
+        assert "died" in str(pool.sick())
+        assert await pool.submit(alone).future == "alone"
         assert pool.sick() is None
-        monkeypatch.setattr(batcher, "HUNG_S", 0.0)
+
+    with_batcher(use)
+
+
+def test_a_search_that_runs_or_waits_for_too_long_makes_the_pool_sick() -> None:
+    async def use(pool: MicroBatcher, held: threading.Event) -> None:
+        pool._hung_s = 60.0
+        pool.submit(alone)
+        assert pool.sick() is None
+        pool._hung_s = 0.0
         assert "has been at one search" in str(pool.sick())
+        for worker in pool._workers:
+            worker.busy_since_s = None
+        assert "has waited for a worker" in str(pool.sick())
         held.set()
         await until(lambda: pool.sick() is None)
+
+    with_batcher(use)
+
+
+def test_a_worker_takes_no_more_than_its_share_while_others_are_idle() -> None:
+    async def use(pool: MicroBatcher, held: threading.Event) -> None:
+        jobs = [pool.submit(alone, group="a") for _ in range(8)]
+        with pool._lock:
+            pool._idle = 3
+            assert len(pool._pop()) == 2
+            pool._idle = 0
+            assert len(pool._pop()) == 6
+        for job in jobs:
+            job.future.cancel()
+        held.set()
+
+    with_batcher(use, max_batch=8)
+
+
+def test_an_idle_worker_holds_nothing_of_what_it_ran() -> None:
+    async def use(pool: MicroBatcher, held: threading.Event) -> None:
+        held.set()
+        job = pool.submit(alone, payload=Ran())
+        await job.future
+        payload = weakref.ref(job.payload)
+        del job
+        await until(lambda: payload() is None)
+
+    with_batcher(use)
+
+
+def test_the_frames_of_an_error_are_emptied_before_it_is_told() -> None:
+    class Picture:
+        pass
+
+    pictures: list[weakref.ref[Picture]] = []
+
+    def fail(_: bool) -> None:
+        picture = Picture()
+        pictures.append(weakref.ref(picture))
+        raise ValueError("no picture")
+
+    async def use(pool: MicroBatcher, held: threading.Event) -> None:
+        held.set()
+        job = pool.submit(fail)
+        with pytest.raises(ValueError, match="no picture"):
+            await job.future
+        assert pictures[0]() is None
+
+    with_batcher(use)
+
+
+def test_stopping_waits_no_longer_than_it_may() -> None:
+    async def use(pool: MicroBatcher, held: threading.Event) -> None:
+        waiting = pool.submit(alone)
+        await pool.stop(within_s=0.05)
+        with pytest.raises(NotReady):
+            await waiting.future
+        held.set()
 
     with_batcher(use)
 
@@ -197,21 +319,33 @@ def test_stopping_finishes_what_was_accepted_and_takes_no_more() -> None:
         held.set()
         await stopping
         assert [await job.future for job in jobs] == ["alone"] * 5
-        with pytest.raises(WorkerDied):
+        with pytest.raises(NotReady):
             await refused.future
 
     with_batcher(use, workers=2)
 
 
-def test_the_spare_core_is_asked_for_when_a_job_begins() -> None:
-    spare = iter([True, True, False])
-
+@pytest.mark.parametrize(("workers", "expected"), [(1, [False]), (2, [True, False])])
+def test_a_job_is_told_whether_a_core_is_spare(workers: int, expected: list[bool]) -> None:
     async def use(pool: MicroBatcher, held: threading.Event) -> None:
-        jobs = [pool.submit(lambda spare: spare) for _ in range(2)]
         held.set()
-        assert [await job.future for job in jobs] == [True, False]
+        await until(lambda: pool._idle == workers)
+        told: list[bool] = []
+        go = threading.Event()
 
-    with_batcher(use, spare=lambda: next(spare))
+        def run(spare: bool) -> None:
+            told.append(spare)
+            assert go.wait(WAIT_S)
+
+        jobs = []
+        for place in range(workers):
+            jobs.append(pool.submit(run))
+            await until(lambda place=place: len(told) == place + 1)
+        go.set()
+        await asyncio.gather(*(job.future for job in jobs))
+        assert told == expected
+
+    with_batcher(use, workers=workers)
 
 
 def test_the_wait_that_is_expected_is_what_the_queue_will_take() -> None:

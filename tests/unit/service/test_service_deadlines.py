@@ -15,9 +15,10 @@ import pytest
 
 from hivlp.index.cascade import Plan, PlanRequest
 from hivlp.models.errors import DeadlinePassed
+from hivlp.service import pipeline
 from hivlp.service.app import create_app
 from hivlp.service.overlap import PlanRun, early_outputs, run_plan
-from hivlp.service.settings import Settings, Threads
+from hivlp.service.settings import Limits, Settings, Threads
 from hivlp.service.timeline import Timeline
 from tests.unit.service.fakes_service import FakeEncoder, FakeSearcher, World
 from tests.unit.service.serving_app import serving
@@ -25,7 +26,7 @@ from tests.unit.service.test_service_load import WAIT_S, Gate, await_true, in_fl
 
 CASCADE = PlanRequest(searched="image", query="text", need=3, name="cascade")
 TIGHT = Settings(threads=Threads(workers=1))
-SOON_MS = 30
+SOON_MS = 150
 LATE_MS = 60_000
 
 
@@ -128,16 +129,83 @@ def test_who_joins_a_search_in_a_hurry_is_not_answered_with_less(
     """Both have as long from their own arrival on; the second came later."""
     held = Held(1)
     world.text.before = held.before
-    hurry_ms = 400
+    hurry_ms = 1_000
     with serving(create_app(Settings(), load=world.load)) as client:
         first = pool.submit(ask, client, deadline_ms=hurry_ms)
         assert held.reached.wait(WAIT_S)
         time.sleep(0.7 * hurry_ms / 1e3)
         second = pool.submit(ask, client, deadline_ms=hurry_ms)
+        shared = 'hivlp_cache_requests_total{result="shared",tier="memory"}'
+        await_true(lambda: metric(client, shared) == 1)
         assert first.result().status_code == 504
         held.open.set()
         answer = second.result().json()
     assert (answer["hits"][0]["id"], answer["degraded"]) == ("red", False)
+
+
+def test_a_follower_has_at_least_what_was_found_for_the_first(
+    world: World, pool: ThreadPoolExecutor
+) -> None:
+    """Level 2 never comes; the second has not enough time left to begin anew."""
+    held = Held(2)
+    world.text.before = held.before
+    hurry_ms = 300
+    with serving(create_app(Settings(), load=world.load)) as client:
+        first = pool.submit(ask, client, deadline_ms=hurry_ms)
+        assert held.reached.wait(WAIT_S)
+        second = pool.submit(ask, client, deadline_ms=hurry_ms)
+        shared = 'hivlp_cache_requests_total{result="shared",tier="memory"}'
+        await_true(lambda: metric(client, shared) == 1)
+        answers = [one.result() for one in (first, second)]
+        held.open.set()
+    assert [one.status_code for one in answers] == [200, 200]
+    assert {one.json()["degraded"] for one in answers} == {True}
+
+
+def test_an_answer_that_is_less_without_a_deadline_is_shared_all_the_same(
+    world: World, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = pipeline.find
+
+    def find(*given: Any, **more: Any) -> dict[str, Any]:
+        return {**whole(*given, **more), "degraded": True}
+
+    monkeypatch.setattr(pipeline, "find", find)
+    with serving(create_app(Settings(), load=world.load)) as client:
+        gate = Gate(world)
+        asked = [pool.submit(ask, client) for _ in range(6)]
+        await_true(lambda: in_flight(client) == 6)
+        gate.open.set()
+        assert {one.result().status_code for one in asked} == {200}
+    assert world.text.encoded.count(1) == 1
+
+
+def test_searches_with_deadlines_stand_behind_nobody_of_a_batch(
+    world: World, pool: ThreadPoolExecutor
+) -> None:
+    with serving(create_app(TIGHT, load=world.load)) as client:
+        gate = Gate(world)
+        held = pool.submit(ask, client, "white")
+        assert gate.reached.acquire(timeout=WAIT_S)
+        asked = [pool.submit(ask, client, name, deadline_ms=LATE_MS) for name in ("red", "blue")]
+        await_true(lambda: metric(client, "hivlp_queue_size") == 2)
+        gate.open.set()
+        assert [one.result().status_code for one in (held, *asked)] == [200] * 3
+        assert metric(client, "hivlp_batch_size_count") == 3
+
+
+def test_a_batchs_deadlines_count_from_its_arrival(world: World) -> None:
+    body = b'{"searches": [{"kind": "text", "query": "red", "deadline_ms": 100}]}'
+    with serving(create_app(Settings(), load=world.load)) as client:
+        address = (client.base_url.host, client.base_url.port)
+        with socket.create_connection(address) as slow:
+            slow.sendall(HEAD.format(path="/search/batch", length=len(body)).encode())
+            time.sleep(0.2)
+            slow.sendall(body)
+            answered = b""
+            while b"}}]" not in answered:
+                answered += slow.recv(65_536)
+    assert b"deadline_passed" in answered
 
 
 def test_without_a_free_thread_ahead_a_deadline_still_holds() -> None:
@@ -238,31 +306,65 @@ def test_after_the_last_one_left_the_same_question_begins_anew(
         assert metric(client, "hivlp_cancelled_total") == 3
 
 
-def test_readiness_tells_of_workers_that_are_no_more(world: World) -> None:
-    def die(_: int) -> None:
-        raise SystemExit
-
+def test_readiness_and_health_tell_of_workers_that_died(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     app = create_app(TIGHT, load=world.load)
     with serving(app) as client:
         assert client.get("/readyz").status_code == 200
-        world.searcher.before = die
-        failed = [ask(client, name) for name in ("red", "green", "blue", "white", "black", "grey")]
-        assert {one.status_code for one in failed} == {503}
-        assert {one.json()["error"]["code"] for one in failed} == {"worker_died"}
-        red = client.get("/readyz")
-        assert (red.status_code, red.json()["error"]["code"]) == (503, "not_ready")
-        assert "died too often" in red.json()["error"]["message"]
+        pool = app.state.hivlp.pipeline._batcher
+        monkeypatch.setattr(pool, "_replace", lambda: None)
+
+        def fail(_: float) -> None:
+            raise SystemExit
+
+        monkeypatch.setattr(pool, "_learn", fail)
+        assert ask(client).status_code == 200
+        await_true(lambda: client.get("/readyz").status_code == 503)
+        red = client.get("/readyz").json()["error"]
+        assert (red["code"], "workers died" in red["message"]) == ("not_ready", True)
+        health = client.get("/health")
+        assert (health.status_code, health.json()["status"]) == (503, "failed")
+        assert "workers died" in health.json()["reason"]
         assert client.get("/livez").status_code == 200
-        assert metric(client, "hivlp_worker_deaths_total") == 6
+        assert metric(client, "hivlp_worker_deaths_total") == 1
 
 
-def test_a_worker_that_died_once_is_replaced(world: World) -> None:
-    def die(_: int) -> None:
+def test_a_query_that_ends_threads_harms_itself_alone(world: World) -> None:
+    def leave(_: int) -> None:
         raise SystemExit
 
     with serving(create_app(TIGHT, load=world.load)) as client:
-        world.searcher.before = die
-        assert ask(client).status_code == 503
+        world.searcher.before = leave
+        assert [ask(client, name).status_code for name in ("red", "green", "blue")] == [500] * 3
         world.searcher.before = lambda _: None
         assert ask(client).json()["hits"][0]["id"] == "red"
         assert client.get("/readyz").status_code == 200
+
+
+def test_who_would_wait_too_long_gets_429(world: World, pool: ThreadPoolExecutor) -> None:
+    short = TIGHT.model_copy(update={"limits": Limits(max_wait_ms=1)})
+    with serving(create_app(short, load=world.load)) as client:
+        world.searcher.before = lambda _: time.sleep(0.01)
+        assert ask(client).status_code == 200  # from now on a search is known to take long
+        gate = Gate(world)
+        held = [pool.submit(ask, client, name) for name in ("white", "green")]
+        await_true(lambda: metric(client, "hivlp_queue_size") == 1)
+        refused = ask(client, "blue")
+        assert (refused.status_code, refused.json()["error"]["code"]) == (429, "overloaded")
+        assert "1 ms" in refused.json()["error"]["message"]
+        gate.open.set()
+        assert [one.result().status_code for one in held] == [200, 200]
+
+
+def test_a_stage_of_what_failed_is_measured_too(world: World, pool: ThreadPoolExecutor) -> None:
+    with serving(create_app(TIGHT, load=world.load)) as client:
+        gate = Gate(world)
+        held = pool.submit(ask, client, "white")
+        assert gate.reached.acquire(timeout=WAIT_S)
+        assert ask(client, deadline_ms=SOON_MS).status_code == 504
+        queued = 'hivlp_stage_duration_seconds_count{level="",stage="queue"}'
+        assert metric(client, queued) == 1
+        gate.open.set()
+        assert held.result().status_code == 200
+        assert metric(client, queued) == 2

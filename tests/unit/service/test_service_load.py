@@ -217,13 +217,19 @@ def test_a_client_that_leaves_harms_nobody(world: World, pool: ThreadPoolExecuto
 
 
 def test_stopping_finishes_what_was_accepted(world: World, pool: ThreadPoolExecutor) -> None:
-    app = create_app(Settings(), load=world.load)
-    with serving(app) as client:
+    """One runs and two wait when the server is told to stop."""
+    with serving(create_app(TIGHT, load=world.load)) as client:
         gate = Gate(world)
-        accepted = pool.submit(ask, client, "red")
-        assert gate.reached.acquire(timeout=WAIT_S)
-        pool.submit(lambda: (time.sleep(0.05), gate.open.set()))
-        assert accepted.result().status_code == 200
+        url = str(client.base_url)
+
+        def ask_apart(name: str) -> httpx.Response:
+            with httpx.Client(base_url=url, timeout=WAIT_S) as own:
+                return ask(own, name)
+
+        accepted = [pool.submit(ask_apart, name) for name in NAMES[:3]]
+        await_true(lambda: metric(client, "hivlp_queue_size") == 2)
+        threading.Timer(0.3, gate.open.set).start()  # the server is stopping by then
+    assert [one.result(WAIT_S).status_code for one in accepted] == [200, 200, 200]
     assert world.searcher.closed
 
 

@@ -89,7 +89,7 @@ def plain(answer: dict[str, Any]) -> dict[str, Any]:
 
 BODIES: list[dict[str, Any]] = [
     {"query": "red", "k": 2, "plan": "funnel"},
-    {"query": "blue", "plan": "funnel", "with_metadata": False, "explain": True},
+    {"query": "blue", "plan": "funnel", "with_metadata": False, "k": 7},
     {"query": "green", "plan": "cascade", "offset": 1},
     {"query": "yellow", "plan": "cascade", "max_level": 2},
     {"query": "red", "plan": "funnel", "filter": {"field": "name", "in": ["Blue", "White"]}},
@@ -127,7 +127,7 @@ def test_what_is_wrong_with_one_harms_no_other(world: World, pool: ThreadPoolExe
     bodies = [
         {"query": "red"},
         {"query": "∅"},  # the tokenizer leaves nothing of it
-        {"query": "blue", "cascade": [{"level": 9, "keep": 5}]},
+        {"query": "blue", "plan": "funnel", "early_exit": True},
         {"query": "green", "filter": {"field": "nothing", "eq": 1}},
         {"query": "green"},
     ]
@@ -161,13 +161,22 @@ def test_when_encoding_together_fails_each_is_tried_alone(
     assert [one["hits"][0]["id"] for one in got] == ["red", "blue", "green"]
 
 
+LONG = [
+    {"plan": "exact"},
+    {"explain": True},
+    {"cascade": [{"level": 1, "keep": 5}], "k": 2},
+    {"k": 150, "offset": 51},
+]
+
+
+@pytest.mark.parametrize("long", LONG)
 def test_searches_that_take_long_have_a_worker_for_themselves(
-    world: World, pool: ThreadPoolExecutor
+    world: World, pool: ThreadPoolExecutor, long: dict[str, Any]
 ) -> None:
     with queueing(world, pool) as queue:
-        asked = queue.ask(*({"query": name, "plan": "exact"} for name in NAMES[:3]))
+        asked = queue.ask(*({"query": name, **long} for name in NAMES[:3]))
         queue.release()
-        assert [one["hits"][0]["id"] for one in results(asked)] == list(NAMES[:3])
+        assert {one.result(WAIT_S).status_code for one in asked} == {200}
         assert metric(queue.client, "hivlp_batch_size_sum") == 1 + 3
         assert metric(queue.client, "hivlp_batch_size_count") == 4
 
