@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 export HIVLP_HOME ?= .hivlp
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test kills builds check format typecheck serve demo-report clean
+.PHONY: help demo test kills builds fuzz check format typecheck serve demo-report clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/:/' | column -t -s ':'
@@ -46,6 +46,10 @@ kills: $(VENV)/.dev ## kill -9 at 50 random moments and before each change of ev
 
 builds: $(VENV)/.dev ## kill services, workers and Redis in the middle of builds
 	$(BIN)/python -m pytest -n 0 -v tests/faults/test_faults_builds.py
+
+fuzz: $(VENV)/.dev ## mutated pictures, any text, and schemathesis over every endpoint, for long
+	HIVLP_FUZZ_ROUNDS=20000 $(BIN)/python -m pytest -n 2 --timeout 3600 \
+		tests/property/test_decoder_fuzz.py tests/property/test_served_fuzz.py
 
 check: $(VENV)/.dev ## lint, types, import rules
 	$(BIN)/ruff check .

@@ -12,15 +12,17 @@ import logging
 import math
 import traceback
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import orjson
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
+from fastapi.routing import iter_route_contexts
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.routing import Match, Route
 
 from hivlp.index.errors import ActivationUnderWay, NoSuchItem, SnapshotMissing
 from hivlp.models.errors import DeadlinePassed, HivlpError, InputError
@@ -259,12 +261,26 @@ def let_go(error: BaseException) -> None:
         error = following
 
 
+def _allowed(request: Request) -> str:
+    """The methods of all routes of a path; Starlette tells those of the first."""
+    routes = [context.route for context in iter_route_contexts(request.app.routes)]
+    found = {
+        method
+        for route in routes
+        if isinstance(route, Route) and route.matches(request.scope)[0] is not Match.NONE
+        for method in route.methods or ()
+    }
+    return ", ".join(sorted(found))
+
+
 def install(app: FastAPI) -> None:
     """Answer every error of the table in our form."""
 
     async def answer(request: Request, error: Exception) -> Response:
         request_id = str(request.state.request_id)
         problem = problem_of(error) or internal_problem(error, request_id)
+        if problem.status == 405:
+            problem = replace(problem, headers={"Allow": _allowed(request)})
         request.state.error_code = problem.code
         let_go(error)
         return problem_response(problem, request_id)

@@ -107,8 +107,8 @@ def _named(reference: str) -> str:
 class Pictures:
     """Reads and shrinks pictures; keeps the most recently used thumbnails. Thread-safe."""
 
-    def __init__(self, max_pixels: int) -> None:
-        self._limits = ImageLimits(max_bytes=MAX_PICTURE_BYTES, max_pixels=max_pixels)
+    def __init__(self, limits: ImageLimits) -> None:
+        self._limits = limits
         self._lock = threading.Lock()
         self._kept: LRUCache[tuple[Root, str, str, int], Picture] = LRUCache(
             THUMBNAIL_CACHE_BYTES, getsizeof=lambda picture: len(picture.data)

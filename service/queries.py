@@ -6,6 +6,7 @@ levels are cut from it. Everything here runs in a worker thread, except `content
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -19,7 +20,7 @@ from hivlp.index.snapshot.uploads import PictureRoots
 from hivlp.models.encoder import Encoder, EncoderBatch, RgbImage
 from hivlp.models.errors import InputError
 from hivlp.models.levels import EarlyOutput, FloatArray, Modality, nested_prefix, normalise
-from hivlp.models.runtime.images import ImageLimits, decode_image
+from hivlp.models.runtime.images import ImageLimits, PixelRoom, decode_image
 from hivlp.models.runtime.texts import clean_text
 from hivlp.service.serving import QueryModel
 from hivlp.service.settings import Limits
@@ -235,6 +236,16 @@ def prepare(encoder: Encoder[Any], item: Any, param: str) -> EncoderBatch:
         raise
 
 
-def image_limits(limits: Limits) -> ImageLimits:
+def image_limits(limits: Limits, max_bytes: int | None = None) -> ImageLimits:
     """This server's limits in the words of the picture decoder."""
-    return ImageLimits(max_bytes=limits.max_image_bytes, max_pixels=limits.max_pixels)
+    return ImageLimits(
+        max_bytes=limits.max_image_bytes if max_bytes is None else max_bytes,
+        max_pixels=limits.max_pixels,
+        room=_room(limits.max_decoding_pixels),
+    )
+
+
+@functools.cache
+def _room(pixels: int) -> PixelRoom:
+    """One for all who decode, searches, thumbnails and items that are put: memory is one too."""
+    return PixelRoom(pixels)

@@ -42,7 +42,9 @@ from hivlp.service.watch_settings import (
 PREFIX = "HIVLP_"
 FILE_VARIABLE = "HIVLP_SETTINGS_FILE"
 # Read elsewhere, by this package's tests and by nothing that serves.
-FOREIGN_VARIABLES = frozenset({"HIVLP_REQUIRE", "HIVLP_KILL_ROUNDS", FILE_VARIABLE})
+FOREIGN_VARIABLES = frozenset(
+    {"HIVLP_REQUIRE", "HIVLP_KILL_ROUNDS", "HIVLP_FUZZ_ROUNDS", FILE_VARIABLE}
+)
 MIB = 1 << 20
 
 
@@ -64,6 +66,8 @@ class Limits(_Part):
     max_body_values: int = Field(default=300_000, ge=100)
     max_image_bytes: int = Field(default=10 * MIB, ge=1024)
     max_pixels: int = Field(default=40_000_000, ge=1)
+    # Pixels decoded at once, by all threads; a decoder takes up to 17 bytes of memory for each.
+    max_decoding_pixels: int = Field(default=80_000_000, ge=1)
     max_text_chars: int = Field(default=2_000, ge=1)
     max_k: int = Field(default=1_000, ge=1)
     max_offset: int = Field(default=10_000, ge=0)
@@ -91,6 +95,8 @@ class Limits(_Part):
             raise ValueError("max_change_bytes must be at least max_body_bytes")
         if self.max_held_bytes < self.max_body_bytes:
             raise ValueError("max_held_bytes must be at least max_body_bytes")
+        if self.max_decoding_pixels < self.max_pixels:
+            raise ValueError("max_decoding_pixels must be at least max_pixels")
         return self
 
     @model_validator(mode="after")

@@ -12,6 +12,7 @@ from datetime import datetime
 
 from fastapi import Request
 
+from hivlp.index.pictures import MAX_PICTURE_BYTES
 from hivlp.service.admission import Admission, Room
 from hivlp.service.cache.tiers import make_tiers
 from hivlp.service.changes import ItemWriter
@@ -22,6 +23,7 @@ from hivlp.service.metrics import Metrics
 from hivlp.service.pictures import Pictures
 from hivlp.service.pipeline import Pipeline, Workers
 from hivlp.service.priority import behind
+from hivlp.service.queries import image_limits
 from hivlp.service.recall import RecallWatch
 from hivlp.service.regressions import Regressions
 from hivlp.service.request_log import Ended, RequestLog
@@ -77,7 +79,7 @@ class ServingState:
         self.change_room = Room(settings.limits.max_change_bytes, items)
         self.cache = make_tiers(settings.cache, self.metrics)
         self.builds = Builds(settings, self.metrics.registry)
-        self.pictures = Pictures(settings.limits.max_pixels)
+        self.pictures = Pictures(image_limits(settings.limits, MAX_PICTURE_BYTES))
         self.scrubbing = Scrubbing(settings.scrub_mib_per_s / settings.processes, self.metrics)
         self.request_log = RequestLog(settings.log)
         self.spare = Spare(

@@ -7,6 +7,7 @@ brought to 8: 16-bit greys by their full scale, 32-bit integers and floats by th
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +18,7 @@ from hivlp.models.encoder import RgbImage
 _BACKGROUND = (255, 255, 255, 255)
 _SIXTEEN_BIT = ("I;16", "I;16L", "I;16B", "I;16N")
 _WIDE = ("I", "F")
+_BLOCK_PIXELS = 1 << 20
 
 
 def to_rgb(image: Image.Image, *, grey_bits: int = 8) -> RgbImage:
@@ -65,22 +67,46 @@ def _to_eight_bits(image: Image.Image) -> Image.Image:
 
 def _scale_sixteen_bit(values: npt.NDArray[np.generic]) -> npt.NDArray[np.uint8]:
     """0..65535 to 0..255, rounded."""
-    wide = np.asarray(values, dtype=np.uint32)
-    return ((wide * 255 + 32767) // 65535).astype(np.uint8)
+
+    def scaled(rows: npt.NDArray[np.generic]) -> npt.NDArray[np.uint8]:
+        wide = np.asarray(rows, dtype=np.uint32)
+        return ((wide * 255 + 32767) // 65535).astype(np.uint8)
+
+    return _by_blocks(values, scaled)
 
 
 def _scale_by_range(values: npt.NDArray[np.generic]) -> npt.NDArray[np.uint8]:
     """The smallest finite value to 0, the largest to 255; what is not finite, or flat, to 0."""
-    wide = np.asarray(values, dtype=np.float64)
-    finite = np.isfinite(wide)
-    if not finite.any():
-        return np.zeros(wide.shape, dtype=np.uint8)
-    low, high = float(wide[finite].min()), float(wide[finite].max())
-    if high == low:
-        return np.zeros(wide.shape, dtype=np.uint8)
-    # Halved first, so that the range of the largest floats doesn't overflow.
-    scaled = (np.where(finite, wide, low) / 2 - low / 2) / (high / 2 - low / 2)
-    return np.rint(scaled * 255).astype(np.uint8)
+    low, high = np.inf, -np.inf
+    for rows in _blocks(values):
+        wide = np.asarray(rows, dtype=np.float64)
+        finite = np.isfinite(wide)
+        low = min(low, float(wide.min(where=finite, initial=np.inf)))
+        high = max(high, float(wide.max(where=finite, initial=-np.inf)))
+    if not low < high:
+        return np.zeros(values.shape, dtype=np.uint8)
+
+    def scaled(rows: npt.NDArray[np.generic]) -> npt.NDArray[np.uint8]:
+        wide = np.asarray(rows, dtype=np.float64)
+        within = np.where(np.isfinite(wide), wide, low)
+        # Halved first, so that the range of the largest floats doesn't overflow.
+        return np.rint((within / 2 - low / 2) / (high / 2 - low / 2) * 255).astype(np.uint8)
+
+    return _by_blocks(values, scaled)
+
+
+def _blocks(values: npt.NDArray[np.generic]) -> Iterator[npt.NDArray[np.generic]]:
+    """All rows, some at once: what is computed of them is several times their size."""
+    step = max(1, _BLOCK_PIXELS // max(1, values.shape[1]))
+    for start in range(0, len(values), step):
+        yield values[start : start + step]
+
+
+def _by_blocks(
+    values: npt.NDArray[np.generic],
+    scaled: Callable[[npt.NDArray[np.generic]], npt.NDArray[np.uint8]],
+) -> npt.NDArray[np.uint8]:
+    return np.concatenate([scaled(rows) for rows in _blocks(values)])
 
 
 def _from_lab(image: Image.Image) -> Image.Image:

@@ -2,14 +2,22 @@
 
 The content decides, never a name. The header's size is checked before anything is decoded, then
 everything is decoded at once, so that a picture that breaks late breaks here and nowhere else.
+
+Small files that cost a decoder much are refused before: JPEGs of very many scans, each of which
+goes over the whole picture, and PNGs of very many chunks.
 """
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import functools
 import io
 import re
+import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
 from PIL import (
@@ -21,6 +29,7 @@ from PIL import (
     PngImagePlugin,
     TiffImagePlugin,
     WebPImagePlugin,
+    _imaging,
 )
 
 from hivlp.models.encoder import RgbImage
@@ -49,18 +58,56 @@ _UPRIGHT = {
     8: Image.Transpose.ROTATE_90,
 }
 _PNG_BIT_DEPTH_AT = 24
+# More than any encoder writes; each scan of a picture of 40 million pixels takes some 30 ms.
+_MAX_SCANS = 128
+_START_OF_SCAN = b"\xff\xda"
+_MAX_CHUNKS = 20_000
+# Pillow keeps a pointer a row, and no supported format but PNG, BMP and TIFF holds more.
+_MAX_SIDE = 65_535
 _PILLOW = r"PIL\."
+
+
+class PixelRoom:
+    """So many pixels are decoded at once, by all threads together; the others wait.
+
+    Decoding takes up to 17 bytes a pixel for a while. A picture that is larger than all of the room
+    has it to itself.
+    """
+
+    def __init__(self, pixels: int) -> None:
+        self._all = self._free = pixels
+        self._changed = threading.Condition()
+
+    @contextmanager
+    def take(self, pixels: int) -> Iterator[None]:
+        """Hold room for so many pixels, once there is some."""
+        wanted = min(pixels, self._all)
+        with self._changed:
+            self._changed.wait_for(lambda: self._free >= wanted)
+            self._free -= wanted
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._free += wanted
+                self._changed.notify_all()
 
 
 @dataclass(frozen=True, slots=True)
 class ImageLimits:
-    """How large a picture may be: bytes as sent, and width times height in pixels.
+    """How large a picture may be: bytes as sent, and width times height in pixels; and the `room`
+    that all share who decode under these limits (None: each has what it needs).
 
     Pillow's readers of WebP, GIF and TIFF refuse by themselves what has over 178,956,970 pixels.
     """
 
     max_bytes: int = 10 * 2**20
     max_pixels: int = 50_000_000
+    room: PixelRoom | None = None
+
+    def take(self, pixels: int) -> AbstractContextManager[None]:
+        """Room to decode so many pixels in."""
+        return nullcontext() if self.room is None else self.room.take(pixels)
 
 
 def decode_image(data: bytes, limits: ImageLimits, *, param: str = "image") -> RgbImage:
@@ -70,17 +117,20 @@ def decode_image(data: bytes, limits: ImageLimits, *, param: str = "image") -> R
     pixels, with the limit), `unsupported_image`, `broken_image`.
     """
     kind = _check_bytes(data, limits, param)
+    _check_parts(data, kind, param)
     _ignore_pillow_warnings()
+    if kind == "TIFF":
+        _silence_libtiff()
     image = _open(data, kind, limits, param)
     _check_size(image, limits, kind, param)
-    # Pillow's readers raise whatever their parsing runs into, on bytes made to annoy them.
-    try:
-        image.load()
-        upright = _turn_upright(image)
-        pixels = to_rgb(upright, grey_bits=_grey_bits(data, kind))
-    except Exception as error:
-        raise _refusal(kind, error, limits, param) from error
-    return pixels
+    with limits.take(image.width * image.height):
+        # Pillow's readers raise whatever their parsing runs into, on bytes made to annoy them.
+        try:
+            image.load()
+            upright = _turn_upright(image)
+            return to_rgb(upright, grey_bits=_grey_bits(data, kind))
+        except Exception as error:
+            raise _refusal(kind, error, limits, param) from error
 
 
 def _check_bytes(data: bytes, limits: ImageLimits, param: str) -> str:
@@ -107,6 +157,27 @@ def _check_bytes(data: bytes, limits: ImageLimits, param: str) -> str:
     return kind
 
 
+def _check_parts(data: bytes, kind: str, param: str) -> None:
+    """Raise ImageError for more parts than a picture has."""
+    # Between scans 0xff is always followed by something else.
+    if kind == "JPEG" and data.count(_START_OF_SCAN) > _MAX_SCANS:
+        message = f"the JPEG picture has more than {_MAX_SCANS} scans"
+        raise ImageError("broken_image", message, param=param, limit=_MAX_SCANS)
+    if kind == "PNG" and _has_more_chunks(data, _MAX_CHUNKS):
+        message = f"the PNG picture has more than {_MAX_CHUNKS} chunks"
+        raise ImageError("broken_image", message, param=param, limit=_MAX_CHUNKS)
+
+
+def _has_more_chunks(data: bytes, most: int) -> bool:
+    """Whether a PNG file has more than so many chunks. Each is length, type, data, checksum."""
+    place = 8
+    for _ in range(most):
+        if place >= len(data):
+            return False
+        place += 12 + int.from_bytes(data[place : place + 4])
+    return place < len(data)
+
+
 def _open(data: bytes, kind: str, limits: ImageLimits, param: str) -> ImageFile.ImageFile:
     """Read the header only."""
     try:
@@ -124,6 +195,13 @@ def _check_size(image: ImageFile.ImageFile, limits: ImageLimits, kind: str, para
             f"the limit is {limits.max_pixels}",
             param=param,
             limit=limits.max_pixels,
+        )
+    if max(width, height) > _MAX_SIDE:
+        raise ImageError(
+            "image_too_large",
+            f"the picture is {width} x {height} pixels, the most is {_MAX_SIDE} a side",
+            param=param,
+            limit=_MAX_SIDE,
         )
     if width < 1 or height < 1:
         raise ImageError(
@@ -159,6 +237,19 @@ def _turn_upright(image: ImageFile.ImageFile) -> Image.Image:
 
 def _grey_bits(data: bytes, kind: str) -> int:
     return data[_PNG_BIT_DEPTH_AT] if kind == "PNG" else 8
+
+
+@functools.cache
+def _silence_libtiff() -> None:
+    """libtiff tells broken files on standard error, which is a log of JSON lines, or a terminal.
+
+    Pillow turns off its warnings and has no switch for its errors. The library is found through
+    Pillow's own module; a build that doesn't export it goes on telling.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        set_handler = ctypes.CDLL(_imaging.__file__).TIFFSetErrorHandler
+        set_handler.argtypes, set_handler.restype = [ctypes.c_void_p], ctypes.c_void_p
+        set_handler(None)
 
 
 def _ignore_pillow_warnings() -> None:

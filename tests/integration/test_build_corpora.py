@@ -30,6 +30,7 @@ from hivlp.index.plans import run_plan
 from hivlp.index.snapshot.snapshot import Snapshot
 from hivlp.index.snapshot.store import SnapshotStore
 from hivlp.models.levels import Modality
+from hivlp.models.runtime.images import ImageLimits
 from hivlp.service.main import main
 from hivlp.service.pictures import NoPicture, Pictures, locate
 from tests.fakes import fake_model
@@ -159,8 +160,8 @@ def test_a_corpus_of_any_form_is_built_searched_and_shown(
     root = picture_root(manifest.corpus.root)
     assert read_picture(root, str(reference)) == PICTURES["blue"]
     shown = locate(root, reference, name)
-    assert Pictures(1_000_000).original(shown).data == PICTURES["blue"]
-    assert Pictures(1_000_000).thumbnail(shown, 16).data
+    assert Pictures(ImageLimits()).original(shown).data == PICTURES["blue"]
+    assert Pictures(ImageLimits()).thumbnail(shown, 16).data
     with pytest.raises(NoPicture):
         locate(root, "../corpus/gone.png", name)
     assert build_index(open_corpus(given), model, store, "default", QUIET).fresh == 0

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
+from hivlp.models.runtime.images import ImageLimits
 from hivlp.service.answers import ItemAnswer
 from hivlp.service.app import create_app
 from hivlp.service.pictures import NoPicture, Pictures, locate
@@ -152,7 +153,7 @@ def test_no_reference_leaves_the_corpus(corpus: Path, reference: str) -> None:
     secret = str(corpus.parent / "secret.png")
     for one in (reference, secret):
         with pytest.raises(NoPicture):
-            Pictures(1_000_000).original(locate(corpus, one, "x"))
+            Pictures(ImageLimits()).original(locate(corpus, one, "x"))
     with pytest.raises(NoPicture):
         locate(None, reference, "x")
 
@@ -166,7 +167,7 @@ def test_a_pipe_in_the_corpus_is_not_waited_for(corpus: Path) -> None:
 def test_pictures_inside_a_table_are_shown_too(corpus: Path) -> None:
     rows = [{"bytes": picture((255, 0, 0))}, {"bytes": picture((0, 255, 0), (64, 64))}]
     pq.write_table(pa.table({"image": rows}), corpus / "t.parquet")
-    pictures = Pictures(1_000_000)
+    pictures = Pictures(ImageLimits())
     first, second = (locate(corpus, f"t.parquet#row={row}", "x") for row in (0, 1))
     assert first.tag != second.tag
     assert pictures.original(first).data == rows[0]["bytes"]
@@ -178,7 +179,7 @@ def test_pictures_inside_a_table_are_shown_too(corpus: Path) -> None:
 def test_a_changed_file_changes_its_tag(corpus: Path) -> None:
     write(corpus, "moving.png", picture((1, 1, 1), (40, 40)))
     before = locate(corpus, "moving.png", "x")
-    pictures = Pictures(1_000_000)
+    pictures = Pictures(ImageLimits())
     first = pictures.thumbnail(before, 20)
     write(corpus, "moving.png", picture((200, 1, 1), (50, 50)))
     os.utime(corpus / "moving.png", ns=(1, 1))
@@ -188,7 +189,7 @@ def test_a_changed_file_changes_its_tag(corpus: Path) -> None:
 
 
 def test_a_picture_wider_than_webp_can_be_is_shown_too(corpus: Path) -> None:
-    pictures = Pictures(1_000_000)
+    pictures = Pictures(ImageLimits())
     found = locate(corpus, "wide.tiff", "x")
     whole = pictures.original(found)
     assert whole.media_type == "image/png"
@@ -199,7 +200,7 @@ def test_a_picture_wider_than_webp_can_be_is_shown_too(corpus: Path) -> None:
 
 def test_a_picture_over_the_pixel_limit_is_not_decoded(corpus: Path) -> None:
     with pytest.raises(NoPicture, match="limit"):
-        Pictures(100).thumbnail(locate(corpus, "a/red.png", "x"), 16)
+        Pictures(ImageLimits(max_pixels=100)).thumbnail(locate(corpus, "a/red.png", "x"), 16)
 
 
 def test_an_id_that_ends_like_a_picture_is_found(world: World) -> None:
