@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
 from importlib.metadata import version
+from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
 
@@ -31,7 +32,19 @@ from hivlp.service.routes.page import page_router
 from hivlp.service.settings import Settings
 from hivlp.service.state import LoadCatalogue, ServingState
 
+if TYPE_CHECKING:
+    from fastapi.telemetry import TelemetryConfig
+
 SUMMARY = "Image-text retrieval that starts searching before the encoder has finished."
+# Spans are made by `tracing.py`. FastAPI's own would be a second set, with paths and queries in
+# them, and an environment variable of its own could turn them on.
+NO_TELEMETRY: TelemetryConfig = {
+    "tracing": False,
+    "metrics": False,
+    "logs": False,
+    "operation_spans": False,
+    "auto_configure": False,
+}
 OnLoaded = Callable[[BaseException | None], None]
 
 
@@ -74,6 +87,7 @@ def create_app(
         redoc_url=None,
         redirect_slashes=False,
         lifespan=lifespan,
+        telemetry=NO_TELEMETRY,
     )
     app.state.hivlp = state
     app.add_middleware(Guard, keys=state.keys, settings=settings)

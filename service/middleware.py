@@ -202,6 +202,7 @@ class _Exchange:
             duration_s=time.perf_counter() - self.state["started_s"],
             error=self.state.get("error_code"),
             noted=self.state.get("noted", []),
+            headers=self.scope["headers"],
         )
 
     async def fail(self, error: Exception) -> None:

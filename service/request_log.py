@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -51,6 +51,7 @@ class Ended:
     duration_s: float
     error: str | None = None
     noted: list[Noted] = field(default_factory=list)
+    headers: Sequence[tuple[bytes, bytes]] = field(default=(), repr=False)
 
 
 class Allowance:

@@ -37,6 +37,7 @@ from hivlp.service.watch_settings import (
     RecallSettings,
     ShadowSettings,
     SpareSettings,
+    TraceSettings,
 )
 
 PREFIX = "HIVLP_"
@@ -184,6 +185,7 @@ class Settings(BaseSettings):
     spare: SpareSettings = SpareSettings()
     recall: RecallSettings = RecallSettings()
     shadow: ShadowSettings = ShadowSettings()
+    trace: TraceSettings = TraceSettings()
     jobs: JobSettings = JobSettings()
 
     @classmethod

@@ -35,6 +35,7 @@ from hivlp.service.spare import Spare
 from hivlp.service.staging import Stager
 from hivlp.service.swap import Swapper
 from hivlp.service.tasks import Supervisor
+from hivlp.service.tracing import open_tracing
 from hivlp.service.watch_metrics import RecallMetrics, ShadowMetrics
 
 log = logging.getLogger("hivlp.service")
@@ -82,6 +83,7 @@ class ServingState:
         self.pictures = Pictures(image_limits(settings.limits, MAX_PICTURE_BYTES))
         self.scrubbing = Scrubbing(settings.scrub_mib_per_s / settings.processes, self.metrics)
         self.request_log = RequestLog(settings.log)
+        self.tracing = open_tracing(settings.trace)
         self.spare = Spare(
             lambda: self.admission.in_flight,
             cores=settings.workers,
@@ -242,8 +244,12 @@ class ServingState:
             self.scrubbing.watch(name, served.searcher.info.version)
 
     def ended(self, request: Ended) -> dict[str, str] | None:
-        """Log a request that was answered; returns its exemplar's labels, if it has a line."""
-        return {"request_id": request.request_id} if self.request_log.ended(request) else None
+        """Trace and log a request that was answered; its exemplar's labels, if it has a line."""
+        traced = {} if self.tracing is None else self.tracing.ended(request)
+        if not self.request_log.ended(request, traced):
+            return None
+        ids = {name: traced[name] for name in ("trace_id",) if name in traced}
+        return {"request_id": request.request_id, **ids}
 
     async def watch_loop(self) -> None:
         """Measure how late the event loop is, for ever."""
@@ -269,6 +275,8 @@ class ServingState:
             await asyncio.to_thread(self._stager.leave)
         await self.cache.close()
         await asyncio.to_thread(self.scrubbing.close)
+        if self.tracing is not None:
+            await asyncio.to_thread(self.tracing.close)
         for live in self._catalogue.indexes.values() if self._catalogue else ():
             live.close()
         await asyncio.to_thread(own.closing.shutdown, wait=True)

@@ -89,3 +89,16 @@ class ShadowSettings(BaseModel):
     def name(self) -> str:
         """The index of the other version."""
         return self.index or self.live
+
+
+class TraceSettings(BaseModel):
+    """OpenTelemetry: spans go to `endpoint`, by OTLP over HTTP; None: there are none.
+
+    Of requests that no traced caller sent, a `share` is traced; a caller's decision is kept.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+    endpoint: str | None = Field(default=None, pattern=r"^https?://[^\s@]+$")
+    share: float = Field(default=0.01, ge=0, le=1)
+    service_name: str = Field(default="hivlp", min_length=1, max_length=255)
