@@ -33,8 +33,9 @@ import httpx
 from measure import RESULTS, machine
 from PIL import Image
 
-WORDS = "red blue cat dog rain old train flag of a the heart pizza moon tree river small two".split(
-    " "
+WORDS = (
+    *("red", "blue", "cat", "dog", "rain", "old", "train", "flag", "of", "a", "the", "heart"),
+    *("pizza", "moon", "tree", "river", "small", "two"),
 )
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 SAMPLE_S = 5.0
