@@ -26,6 +26,7 @@ from hivlp.index.snapshot.store import SnapshotStore
 from hivlp.models.errors import HivlpError
 from hivlp.models.runtime.cgroups import oom_kills
 from hivlp.models.runtime.stopping import SIGTERM_CODE
+from hivlp.service.jobs.errors import NoSuchBuild
 from hivlp.service.jobs.records import Build, BuildRecords, Hold
 from hivlp.service.schemas import StartBuild
 
@@ -150,9 +151,13 @@ def _write(write: Callable[[], object], stop: threading.Event) -> None:
 
 
 def _cancelling(means: Means, build_id: str) -> bool:
-    with suppress(OSError):
+    """Whether it is to end: one whose record somebody removed is, too."""
+    try:
         return means.records.get(build_id).cancelling
-    return False
+    except NoSuchBuild:
+        return True
+    except OSError:
+        return False
 
 
 def _clean(home: Path, index: str) -> None:
