@@ -63,14 +63,17 @@ class Builds:
 
     async def _look_after(self) -> None:
         """Be the runner whenever there is none. Trouble with builds is never one of searches."""
+        said = ""
         while True:
             try:
                 hold = await asyncio.to_thread(self.records.become_runner)
                 if hold is not None:
                     await self._be_runner(hold)
                 await asyncio.sleep(ELECT_S)
-            except Exception:
-                log.exception("builds are not looked after for %g s", TROUBLE_S)
+            except Exception as error:
+                if repr(error) != said:
+                    log.exception("builds are not looked after; tried again every %g s", TROUBLE_S)
+                said = repr(error)
                 await asyncio.sleep(TROUBLE_S)
 
     async def _be_runner(self, hold: Hold) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,14 @@ import pytest
 
 from hivlp.service.answers import BuildAnswer, BuildList
 from hivlp.service.app import create_app
+from hivlp.service.jobs import builds
 from hivlp.service.jobs.records import BuildRecords
 from hivlp.service.jobs.settings import JobSettings
 from tests.unit.service.fakes_service import World
 from tests.unit.service.serving_app import SMALL, serving
 
 PATH = "/admin/builds"
+PATIENCE_S = 20
 
 
 class Place:
@@ -203,3 +206,30 @@ def test_a_body_that_is_none_is_refused_before_anything_else(refusing: Place) ->
     assert refusing.error(answer) == (400, "malformed_body", None)
     answer = refusing.client.post(PATH, content=b"corpus=/data")
     assert refusing.error(answer) == (415, "unsupported_media_type", None)
+
+
+def test_trouble_with_builds_is_none_of_searches_and_ends_by_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(builds, "TROUBLE_S", 0.02)
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "builds").write_text("a file where the folder should be")
+    settings = SMALL.model_copy(update={"home": home, "jobs": JobSettings(roots=("/data",))})
+    with serving(create_app(settings, load=World().load)) as client:
+        wait(lambda: "builds are not looked after" in caplog.text)
+        time.sleep(0.2)
+        assert caplog.text.count("builds are not looked after") == 1
+        assert client.get("/readyz").status_code == 200
+        (home / "builds").unlink()
+        records = BuildRecords(home)
+        wait(lambda: records.become_runner() is None)
+        assert client.get(PATH).json()["builds"] == []
+    wait(records.become_runner)
+
+
+def wait(met: Callable[[], object]) -> None:
+    end = time.monotonic() + PATIENCE_S
+    while not met():
+        assert time.monotonic() < end, "it never came to that"
+        time.sleep(0.02)
