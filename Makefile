@@ -44,6 +44,9 @@ test: $(VENV)/.dev ## run the tests
 kills: $(VENV)/.dev ## kill -9 at 50 random moments and before each change of every operation
 	HIVLP_KILL_ROUNDS=50 $(BIN)/python -m pytest -n 0 -v tests/faults/test_faults_kills.py
 
+swaps: $(VENV)/.dev ## 20 activations and rollbacks under load by two processes, 50 swaps' memory
+	$(BIN)/python -m pytest -n 0 -v tests/integration/test_activations_under_load.py
+
 builds: $(VENV)/.dev ## kill services, workers and Redis in the middle of builds
 	$(BIN)/python -m pytest -n 0 -v tests/faults/test_faults_builds.py
 

@@ -188,7 +188,7 @@ def _activate(given: argparse.Namespace, store: SnapshotStore) -> int:
 
 
 def _tell_waiting(processes: int) -> None:
-    print(f"waiting until {_processes(processes)} have it ready ...", file=sys.stderr)
+    print(f"waiting for {_processes(processes)} to have it ready ...", file=sys.stderr)
 
 
 def _served_by(done: Activated) -> str:

@@ -31,6 +31,7 @@ from hivlp.index.snapshot.activation_files import (
 from hivlp.models.errors import HivlpError
 from hivlp.service.canary import check_canaries
 from hivlp.service.errors import NotWritable
+from hivlp.service.metrics import Metrics
 from hivlp.service.serving import Catalogue, Source
 from hivlp.service.settings import Settings
 from hivlp.service.swap import RETRY_S, Opened, Swapper
@@ -50,6 +51,12 @@ class Activation:
     reports: tuple[Report, ...] = ()
 
 
+def _as_of(ended: Outcome | None, said: Report) -> Report:
+    """What a process that came after an activation had ended has done about it: it serves it."""
+    late = ended is not None and ended.active and said.state == "staging"
+    return said.model_copy(update={"state": "serving"}) if late else said
+
+
 @dataclass(slots=True)
 class _Staged:
     request: Request
@@ -60,9 +67,15 @@ class Stager:
     """Stages and flips the indexes of one process. All but the tasks blocks: call it in threads."""
 
     def __init__(
-        self, catalogue: Catalogue, source: Source, swapper: Swapper, settings: Settings
+        self,
+        catalogue: Catalogue,
+        source: Source,
+        swapper: Swapper,
+        settings: Settings,
+        metrics: Metrics,
     ) -> None:
         self._source = source
+        self._metrics = metrics
         self._swapper = swapper
         self._limits = settings.limits
         self._settings = settings.activation
@@ -151,7 +164,7 @@ class Stager:
                 return None
             request = ended.request
         reports = activations.reports(request) if name in self._members else []
-        return Activation(request, ended, tuple(r for r in reports if r.serves))
+        return Activation(request, ended, tuple(_as_of(ended, r) for r in reports if r.serves))
 
     def take(self, name: str) -> bool:
         """Serve what is staged, if it is what is active now. Raises HivlpError."""
@@ -195,6 +208,7 @@ class Stager:
                 "index %s, version %s: not staged: %s", name, request.version, reason,
                 exc_info=None if expected else error
             )  # fmt: skip
+            self._metrics.swaps.labels("failed").inc()
             self._report(name, request, "failed", reason)
         else:
             with self._lock:

@@ -212,7 +212,7 @@ class ServingState:
         swapper = Swapper(catalogue, source, self.metrics, self._swapped, changes.poll_s)
         self.scrubbing.on_corrupt = swapper.fall_back
         loading = self.threads.loading
-        self._stager = stager = Stager(catalogue, source, swapper, self.settings)
+        self._stager = stager = Stager(catalogue, source, swapper, self.settings, self.metrics)
         await asyncio.to_thread(stager.join)
         for name in catalogue.indexes:
             await asyncio.get_running_loop().run_in_executor(loading, swapper.follow, name)

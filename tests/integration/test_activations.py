@@ -18,6 +18,8 @@ from fastapi import FastAPI
 from hivlp.index.build.build import BuildSettings, build_index
 from hivlp.index.build.corpus import open_corpus
 from hivlp.index.build.model import Model
+from hivlp.index.cli_snapshots import snapshots
+from hivlp.index.errors import SnapshotError
 from hivlp.index.snapshot.store import SnapshotStore
 from hivlp.service.activation_settings import ActivationSettings
 from hivlp.service.answers import ActivationAnswer
@@ -171,6 +173,7 @@ def test_what_can_not_be_staged_is_let_go_of_and_the_reason_told(store: Snapshot
         refused = activate(client, second)
         assert (refused.status_code, refused.json()["error"]["code"]) == (409, "not_activatable")
         assert served(client) == first
+        assert 'hivlp_swap_total{result="failed"} 2.0' in client.get("/metrics").text
         assert client.get("/readyz").status_code == 200
     assert store.current("default") == first
 
@@ -223,6 +226,33 @@ def test_the_client_activates_rolls_back_and_looks(store: SnapshotStore) -> None
         with pytest.raises(Conflict) as told:
             client.activate(other)
         assert told.value.code == "not_activatable"
+
+
+def test_the_command_waits_for_the_service_and_says_who_serves_it(
+    store: SnapshotStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second, _ = store.versions("default")
+    home = ["--home", str(store.home)]
+    canary = store.home / "mine.jsonl"
+    canary.write_text('{"query": "red", "k": 2, "expected": ["nowhere"]}\n')
+    with serving(app_of(store)) as client:
+        with pytest.raises(SnapshotError, match="not active: canary 0, text 'red': 0 of 1"):
+            snapshots(["activate", *home, second, "--canary", str(canary)])
+        with pytest.raises(FileNotFoundError):
+            snapshots(["activate", *home, second, "--canary", f"{canary}.gone"])
+        assert served(client) == first
+        assert snapshots(["activate", *home, second]) == 0
+        assert served(client) == second  # at once: the command waits for it
+        assert snapshots(["activate", *home, second]) == 0
+        assert snapshots(["rollback", *home]) == 0
+        assert served(client) == first
+    said = capsys.readouterr()
+    assert said.out.splitlines() == [
+        f"default {second}: active, and served by 1 process",
+        f"default {second}: active already",
+        f"default {first}: active again, and served by 1 process",
+    ]
+    assert said.err.count("waiting for 1 process to have it ready") == 3
 
 
 class FakeWatch:
