@@ -16,7 +16,7 @@ import binascii
 import json
 import re
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -25,7 +25,8 @@ from starlette.datastructures import UploadFile
 from starlette.requests import Request
 
 from hivlp.models.errors import ImageError, InputError
-from hivlp.service.errors import Malformed, ServiceError, not_available
+from hivlp.service.errors import Malformed, ServiceError
+from hivlp.service.settings import Limits
 
 # Fields of a form whose value is a text; every other is written as JSON: k=5, rerank=false.
 TEXT_FIELDS = frozenset({"index", "snapshot", "modality", "plan"})
@@ -38,6 +39,7 @@ OFF_LOOP_BYTES = 64 << 10
 SLICE_CHARS = 64 << 10
 COUNTED_BYTES = 256 << 10
 VALUE_SIGNS = (b",", b"[", b"{", b":")
+URL = re.compile("https?:", re.IGNORECASE)
 IMAGE = re.compile(rb'"image"[ \t\r\n]*:[ \t\r\n]*"')
 T = TypeVar("T")
 
@@ -48,6 +50,18 @@ class Upload:
 
     image: bytes
     fields: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Remote:
+    """A request with the URL of a picture, and the other fields."""
+
+    url: str
+    fields: dict[str, Any]
+
+
+Fetch = Callable[[str], Awaitable[bytes]]
+"""From a URL to what is there. Raises InputError, ImageError, Overloaded."""
 
 
 def media_type(request: Request) -> str:
@@ -133,23 +147,28 @@ def _texts(value: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...],
             yield from _texts(inner, (*path, str(place)))
 
 
-async def read_upload(request: Request, max_image_bytes: int, max_values: int) -> Upload:
-    """A picture from multipart (`image` and form fields) or JSON (`image` as base64)."""
+async def read_upload(request: Request, limits: Limits, fetch: Fetch) -> Upload:
+    """A picture from multipart (`image` and form fields) or JSON (`image` as base64, or a URL)."""
     kind = media_type(request)
     if kind == "multipart/form-data":
-        fields, image = await _read_form(request, max_image_bytes)
+        fields, image = await _read_form(request, limits.max_image_bytes)
         if image is None:
             raise InputError("missing_field", "image: is needed, as a file part", param="image")
         return Upload(image, fields)
     if not _is_json(kind):
         raise _wrong_media_type("multipart/form-data or application/json", kind)
     raw = await request.body()
-    return await off_loop(
-        len(raw), lambda: split_image(_parse_with_image(raw, max_values), max_image_bytes)
+    return await with_picture(
+        await off_loop(len(raw), lambda: split_image(_parse_with_image(raw, limits), limits)), fetch
     )
 
 
-def _parse_with_image(raw: bytes, max_values: int) -> dict[str, Any]:
+async def with_picture(found: Upload | Remote, fetch: Fetch) -> Upload:
+    """What was sent, with the picture's bytes: fetched, where its URL was."""
+    return found if isinstance(found, Upload) else Upload(await fetch(found.url), found.fields)
+
+
+def _parse_with_image(raw: bytes, limits: Limits) -> dict[str, Any]:
     """As `parse_object`; a long `image` stays the bytes that it is, for orjson takes long over it.
 
     A mark takes its place. Where that doesn't come out as the value of `image`, what was cut out
@@ -160,21 +179,25 @@ def _parse_with_image(raw: bytes, max_values: int) -> dict[str, Any]:
     if found is not None and end - found.end() > OFF_LOOP_BYTES:
         image, mark = raw[found.end() : end], secrets.token_hex(16)
         if b"\\" not in image:
-            rest = parse_object(raw[: found.end()] + mark.encode() + raw[end:], max_values)
+            rest = parse_object(
+                raw[: found.end()] + mark.encode() + raw[end:], limits.max_body_values
+            )
             if rest.get("image") == mark:
                 return {**rest, "image": image}
-    return parse_object(raw, max_values)
+    return parse_object(raw, limits.max_body_values)
 
 
-def split_image(fields: dict[str, Any], max_image_bytes: int) -> Upload:
-    """Take `image` (base64 or data URI) out of JSON fields and decode it."""
+def split_image(fields: dict[str, Any], limits: Limits) -> Upload | Remote:
+    """Take `image` (base64, data URI or URL) out of JSON fields and decode it."""
     rest = dict(fields)
     if "image" not in rest:
         raise InputError("missing_field", "image: is needed", param="image")
     text = rest.pop("image")
     if not isinstance(text, str | bytes):
         raise InputError("invalid_value", "image: must be base64 or a data URI", param="image")
-    return Upload(decode_base64(text, max_image_bytes), rest)
+    if isinstance(text, str) and URL.match(text):
+        return Remote(text, rest)
+    return Upload(decode_base64(text, limits.max_image_bytes), rest)
 
 
 def decode_base64(text: str | bytes, max_image_bytes: int) -> bytes:
@@ -183,8 +206,6 @@ def decode_base64(text: str | bytes, max_image_bytes: int) -> bytes:
         encoded = text.encode("ascii") if isinstance(text, str) else text
     except UnicodeEncodeError as error:
         raise _not_base64() from error
-    if encoded.startswith((b"http:", b"https:")):
-        raise not_available("image", "pictures by URL are not available: send the bytes")
     if encoded.startswith(b"data:"):
         head, comma, encoded = encoded.partition(b",")
         if not comma or not head.endswith(b";base64"):
@@ -217,24 +238,20 @@ def _decoded(encoded: bytes) -> bytes:
 
 
 async def read_item(
-    request: Request, max_image_bytes: int, max_values: int
+    request: Request, limits: Limits, fetch: Fetch
 ) -> tuple[dict[str, Any], bytes | None]:
     """Fields, and a picture where one is given: multipart or JSON, as `read_upload`."""
     kind = media_type(request)
     if kind == "multipart/form-data":
-        return await _read_form(request, max_image_bytes)
+        return await _read_form(request, limits.max_image_bytes)
     if not _is_json(kind):
         raise _wrong_media_type("multipart/form-data or application/json", kind)
     raw = await request.body()
-    return await off_loop(
-        len(raw), lambda: _item(_parse_with_image(raw, max_values), max_image_bytes)
-    )
-
-
-def _item(fields: dict[str, Any], max_image_bytes: int) -> tuple[dict[str, Any], bytes | None]:
+    fields = await off_loop(len(raw), lambda: _parse_with_image(raw, limits))
     if fields.get("image") is None:
         return {name: value for name, value in fields.items() if name != "image"}, None
-    upload = split_image(fields, max_image_bytes)
+    found = await off_loop(len(raw), lambda: split_image(fields, limits))
+    upload = await with_picture(found, fetch)
     return upload.fields, upload.image
 
 

@@ -45,6 +45,7 @@ BODIES: tuple[type[BaseModel], ...] = (
     ActivateSnapshot,
     StartBuild,
 )
+IMAGE = "Base64, a data URI, or where switched on an http or https URL."
 REF = "#/components/schemas/{model}"
 
 KEYS: dict[int | str, dict[str, Any]] = {
@@ -85,7 +86,7 @@ def upload_body(model: type[BaseModel], *, required: bool = True) -> dict[str, A
     content = {}
     for media_type, image in (
         ("multipart/form-data", {"type": "string", "format": "binary"}),
-        ("application/json", {"type": "string", "description": "Base64 or a data URI."}),
+        ("application/json", {"type": "string", "description": IMAGE}),
     ):
         properties: dict[str, Any] = {"type": "object", "properties": {"image": image}}
         if required:

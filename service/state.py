@@ -17,6 +17,7 @@ from hivlp.service.admission import Admission, Room
 from hivlp.service.cache.tiers import make_tiers
 from hivlp.service.changes import ItemWriter
 from hivlp.service.errors import NotReady, NotWritable, ReadOnly
+from hivlp.service.fetching import Fetcher
 from hivlp.service.jobs.builds import Builds
 from hivlp.service.keys import Keyring
 from hivlp.service.metrics import Metrics
@@ -78,6 +79,7 @@ class ServingState:
         self.body_room = Room(settings.limits.max_held_bytes, bodies)
         items = "bytes of items are on their way or wait"
         self.change_room = Room(settings.limits.max_change_bytes, items)
+        self.fetcher = Fetcher(settings.fetch, settings.limits.max_image_bytes)
         self.cache = make_tiers(settings.cache, self.metrics)
         self.builds = Builds(settings, self.metrics.registry)
         self.pictures = Pictures(image_limits(settings.limits, MAX_PICTURE_BYTES))
@@ -274,6 +276,7 @@ class ServingState:
         if self._stager is not None:
             await asyncio.to_thread(self._stager.leave)
         await self.cache.close()
+        await self.fetcher.close()
         await asyncio.to_thread(self.scrubbing.close)
         if self.tracing is not None:
             await asyncio.to_thread(self.tracing.close)

@@ -119,6 +119,7 @@ CODES = {
     422: (
         *("missing_field", "unknown_field", "invalid_value", "out_of_range", "not_available"),
         *("empty_text", "text_too_long", "invalid_text", "empty_image", "broken_image"),
+        *("url_not_allowed", "fetch_failed"),
         *("invalid_plan", "invalid_vector", "invalid_filter", "no_encoder"),
         *("invalid_id", "invalid_metadata", "nothing_to_search"),
         *("invalid_index", "outside_roots"),

@@ -14,7 +14,7 @@ from hivlp.index.snapshot.changes import Delete, Shape
 from hivlp.models.errors import InputError
 from hivlp.models.levels import FloatArray, Modality
 from hivlp.service.answers import ChangeAnswer, ErrorAnswer
-from hivlp.service.bodies import read_item
+from hivlp.service.bodies import Fetch, read_item
 from hivlp.service.openapi import ERRORS, upload_body
 from hivlp.service.responses import json_response
 from hivlp.service.routes.items import IndexName, check_path
@@ -45,8 +45,8 @@ async def put_item(request: Request, id: str, index: IndexName = "default") -> R
     writer = state.writer(index)
     with state.change_room.share() as take:
         counted = Request(request.scope, _counted(request.receive, take))
-        limits = state.settings.limits
-        fields, picture = await read_item(counted, limits.max_image_bytes, limits.max_body_values)
+        fetch = _counted_fetch(state.fetcher.fetch, take)
+        fields, picture = await read_item(counted, state.settings.limits, fetch)
         body = PutItem.model_validate(fields)
         _check_texts(body, state)
         draft = Draft(id, tuple(body.texts), picture, body.metadata, _vectors(body, index, state))
@@ -95,6 +95,17 @@ def _counted(receive: Receive, take: Callable[[int], None]) -> Receive:
         message = await receive()
         take(len(message.get("body", b"")))
         return message
+
+    return counted
+
+
+def _counted_fetch(fetch: Fetch, take: Callable[[int], None]) -> Fetch:
+    """`fetch`, with what it brings counted too. Raises Overloaded."""
+
+    async def counted(url: str) -> bytes:
+        data = await fetch(url)
+        take(len(data))
+        return data
 
     return counted
 

@@ -40,8 +40,8 @@ async def embed_text(request: Request) -> Response:
 )
 async def embed_image(request: Request) -> Response:
     """Embed a picture as a query."""
-    limits = state_of(request).settings.limits
-    upload = await read_upload(request, limits.max_image_bytes, limits.max_body_values)
+    state = state_of(request)
+    upload = await read_upload(request, state.settings.limits, state.fetcher.fetch)
     wanted = EmbedImage.model_validate(upload.fields)
     return await _answer(request, ImageQuery(upload.image), wanted.index)
 

@@ -11,7 +11,14 @@ from starlette.responses import Response
 
 from hivlp.models.errors import InputError
 from hivlp.service.answers import BatchAnswer, SearchAnswer
-from hivlp.service.bodies import off_loop, read_json, read_upload, split_image
+from hivlp.service.bodies import (
+    Fetch,
+    off_loop,
+    read_json,
+    read_upload,
+    split_image,
+    with_picture,
+)
 from hivlp.service.errors import internal_problem, let_go, problem_of
 from hivlp.service.leaving import unless_left
 from hivlp.service.openapi import ERRORS, json_body, upload_body
@@ -55,8 +62,8 @@ async def search_text(request: Request) -> Response:
 )
 async def search_image(request: Request) -> Response:
     """Find pictures (or captions) by a picture: PNG, JPEG, WebP, GIF, BMP or TIFF."""
-    limits = state_of(request).settings.limits
-    upload = await read_upload(request, limits.max_image_bytes, limits.max_body_values)
+    state = state_of(request)
+    upload = await read_upload(request, state.settings.limits, state.fetcher.fetch)
     return await _answer(request, "image", upload.fields, upload.image)
 
 
@@ -141,7 +148,7 @@ async def _one_of_batch(
 ) -> dict[str, Any]:
     """An answer, or the error that this search alone would have got."""
     try:
-        query, options = await _parse_one(one, state.settings.limits)
+        query, options = await _parse_one(one, state.settings.limits, state.fetcher.fetch)
         answer = await _search(state, query, options, noted, request_id)
     except Exception as error:
         problem = problem_of(error) or internal_problem(error, request_id)
@@ -160,7 +167,7 @@ async def _search(
     return answer
 
 
-async def _parse_one(one: Mapping[str, Any], limits: Limits) -> Parsed:
+async def _parse_one(one: Mapping[str, Any], limits: Limits, fetch: Fetch) -> Parsed:
     fields = dict(one)
     kind = fields.pop("kind", None)
     if kind not in ("text", "image", "similar", "vector"):
@@ -169,7 +176,7 @@ async def _parse_one(one: Mapping[str, Any], limits: Limits) -> Parsed:
     if kind != "image":
         return _parse(kind, fields, b"", limits)
     size = len(text) if isinstance(text := fields.get("image"), str) else 0
-    upload = await off_loop(size, lambda: split_image(fields, limits.max_image_bytes))
+    upload = await with_picture(await off_loop(size, lambda: split_image(fields, limits)), fetch)
     return _parse(kind, upload.fields, upload.image, limits)
 
 

@@ -27,6 +27,8 @@ from hivlp.service.bodies import (
     read_upload,
 )
 from hivlp.service.errors import ServiceError
+from hivlp.service.fetch_settings import FetchSettings
+from hivlp.service.fetching import Fetcher
 from hivlp.service.middleware import UNCOUNTED_BYTES
 from hivlp.service.settings import Limits
 from tests.unit.service.fakes_service import World
@@ -142,7 +144,9 @@ def test_a_long_picture_is_read_as_json_reads_it(body: str) -> None:
             return {"type": "http.request", "body": body.encode()}
 
         scope = {"type": "http", "headers": [(b"content-type", b"application/json")]}
-        return await read_upload(Request(scope, receive), LIMIT, 1_000)
+        return await read_upload(
+            Request(scope, receive), Limits(), Fetcher(FetchSettings(), LIMIT).fetch
+        )
 
     upload = asyncio.run(read())
     assert upload.image == base64.b64decode(image)
@@ -211,7 +215,9 @@ def test_a_client_that_leaves_gives_its_room_back() -> None:
     with serving(app) as client:
         for _ in range(5):
             begin(client, 190_000, 189_000).close()
-        while app.state.hivlp.body_room.held:
+        left = 'hivlp_request_duration_seconds_count{route="/search/text",status="499"} 5.0'
+        while left not in client.get("/metrics").text:
             time.sleep(0.01)
+        assert app.state.hivlp.body_room.held == 0
         large = {"query": "red", "filter": {"x": " " * 190_000}}
         assert client.post("/search/text", json=large).status_code == 422
