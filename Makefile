@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 export HIVLP_HOME ?= .hivlp
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test kills builds fuzz check format typecheck serve demo-report clean
+.PHONY: help demo test kills builds fuzz check format typecheck serve demo-report clean memory
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/:/' | column -t -s ':'
@@ -40,6 +40,9 @@ demo: $(VENV)/.demo ## fit, index and serve the demo on 127.0.0.1 (PORT=8080)
 
 test: $(VENV)/.dev ## run the tests
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not slow"
+
+memory: $(VENV)/.dev ## 50 swaps between two models: memory stays where it was
+	$(BIN)/python -m pytest -n 0 -v tests/integration/test_reported.py -m slow
 
 kills: $(VENV)/.dev ## kill -9 at 50 random moments and before each change of every operation
 	HIVLP_KILL_ROUNDS=50 $(BIN)/python -m pytest -n 0 -v tests/faults/test_faults_kills.py

@@ -96,6 +96,15 @@ def test_session_keeps_to_its_threads(tmp_path: Path) -> None:
     assert options.get_session_config_entry("session.intra_op.allow_spinning") == "0"
 
 
+def test_session_keeps_no_memory_for_every_shape_it_has_seen(tmp_path: Path) -> None:
+    make_tiny_artifact(tmp_path)
+    cpu = choose_providers("cpu")
+    session = open_session(tmp_path, "text/stage1.onnx", threads=1, providers=cpu)
+    options = session.get_session_options()
+    assert not options.enable_mem_pattern
+    assert not options.enable_cpu_mem_arena
+
+
 def test_importing_the_runtime_imports_neither_onnxruntime_nor_torch() -> None:
     code = (
         "import sys, hivlp.models.runtime.loading\n"

@@ -292,3 +292,21 @@ def test_the_key_covers_everything_an_answer_depends_on() -> None:
     keys = {answer_key(**{**base, **change}) for change in [{}, *changes]}
     assert len(keys) == 7
     assert answer_key(**base) == answer_key(**{**base, "parameters": {"plan": "auto", "k": 1}})
+
+
+def test_probes_and_metrics_answer_while_every_worker_is_busy_and_the_queue_full(
+    world: World, pool: ThreadPoolExecutor
+) -> None:
+    gate = Gate(world)
+    with serving(create_app(TIGHT, load=world.load)) as client:
+        asked = [
+            pool.submit(client.post, "/search/text", json={"query": f"red {n}"}) for n in range(3)
+        ]
+        assert gate.reached.acquire(timeout=WAIT_S)
+        end = time.monotonic() + WAIT_S
+        while client.post("/search/text", json={"query": "one more"}).status_code != 429:
+            assert time.monotonic() < end, "there was always room"
+        for path in ("/livez", "/readyz", "/health", "/metrics"):
+            assert client.get(path).status_code == 200
+        gate.open.set()
+        assert {one.result(WAIT_S).status_code for one in asked} == {200}
