@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
 
-from hivlp.service import errors, openapi
+from hivlp.service import cors, errors, openapi
 from hivlp.service.guard import Guard
 from hivlp.service.loading import load_catalogue
 from hivlp.service.middleware import Edge
@@ -91,6 +91,7 @@ def create_app(
     )
     app.state.hivlp = state
     app.add_middleware(Guard, keys=state.keys, settings=settings)
+    cors.install(app, settings.cors)
     app.add_middleware(
         Edge,
         metrics=state.metrics,

@@ -11,7 +11,7 @@ from fastapi import Request
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from hivlp.service.errors import ServiceError
+from hivlp.service.errors import ServiceError, problem_of, problem_response
 from hivlp.service.keys import Keyring, Role
 from hivlp.service.local import why_not_local
 from hivlp.service.routes.page import PAGES
@@ -46,7 +46,7 @@ class NotAdmin(ServiceError):
 
 
 class Guard:
-    """ASGI middleware around the routes; raises ServiceError."""
+    """ASGI middleware around the routes. It answers by itself: within what CORS adds to answers."""
 
     def __init__(self, app: ASGIApp, *, keys: Keyring, settings: Settings) -> None:
         self._app = app
@@ -55,9 +55,13 @@ class Guard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, with its role in its state."""
+        app = self._app
         if scope["type"] == "http":
-            self._check(scope)
-        await self._app(scope, receive, send)
+            try:
+                self._check(scope)
+            except ServiceError as error:
+                app = _refusing(scope, error)
+        await app(scope, receive, send)
 
     def _check(self, scope: Scope) -> None:
         given = sent_key(Headers(scope=scope))
@@ -68,6 +72,13 @@ class Guard:
             raise NoKey if given is None else WrongKey
         if not self._admin_exists and (path == ADMIN or path.startswith(f"{ADMIN}/")):
             raise ServiceError(404, "not_found", "Not Found")
+
+
+def _refusing(scope: Scope, error: ServiceError) -> ASGIApp:
+    problem = problem_of(error)
+    assert problem is not None, "a ServiceError is in the table"
+    scope["state"]["error_code"] = problem.code
+    return problem_response(problem, scope["state"]["request_id"])
 
 
 def sent_key(headers: Headers) -> bytes | None:

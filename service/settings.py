@@ -30,6 +30,7 @@ from hivlp.models.runtime.threads import available_threads
 from hivlp.service.activation_settings import ActivationSettings
 from hivlp.service.bounds import ConnectionSettings
 from hivlp.service.cache.settings import CacheSettings
+from hivlp.service.cors import CorsSettings
 from hivlp.service.fetch_settings import FetchSettings
 from hivlp.service.jobs.settings import JobSettings
 from hivlp.service.keys import KeySettings
@@ -183,6 +184,7 @@ class Settings(BaseSettings):
     keys: KeySettings = KeySettings()
     connections: ConnectionSettings = ConnectionSettings()
     fetch: FetchSettings = FetchSettings()
+    cors: CorsSettings = CorsSettings()
     log: LogSettings = LogSettings()
     spare: SpareSettings = SpareSettings()
     recall: RecallSettings = RecallSettings()

@@ -1,7 +1,8 @@
 """Who may change items over HTTP. Raises ReadOnly, which says why, or what keys raise.
 
 Unless `changes.writes` says who may, it is the holder of the admin key, where there is one, and
-else a program of this machine. A page of another site may not, whoever may otherwise.
+else a program of this machine. A page of another site may not, whoever may otherwise, unless
+`cors.origins` lists it.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ def check_writer(request: Request, settings: Settings) -> None:
     if not settings.writable:
         raise ReadOnly
     origin = foreign_origin(request.headers)
-    if origin is not None:
+    if origin is not None and origin not in settings.cors.origins:
         host = request.headers.get("host") or "no host"
         raise ReadOnly(f"a page of {origin} can't change the items of {host}")
     if settings.changes.writes is not None:
