@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 export HIVLP_HOME ?= .hivlp
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test kills builds fuzz check format typecheck serve demo-report clean memory
+.PHONY: help demo test kills processes builds fuzz memory check format typecheck serve demo-report clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/:/' | column -t -s ':'
@@ -47,8 +47,9 @@ memory: $(VENV)/.dev ## 50 swaps between two models: memory stays where it was
 kills: $(VENV)/.dev ## kill -9 at 50 random moments and before each change of every operation
 	HIVLP_KILL_ROUNDS=50 $(BIN)/python -m pytest -n 0 -v tests/faults/test_faults_kills.py
 
-swaps: $(VENV)/.dev ## 20 activations and rollbacks under load by two processes, 50 swaps' memory
-	$(BIN)/python -m pytest -n 0 -v tests/integration/test_activations_under_load.py
+processes: $(VENV)/.dev ## kill serving processes, swap versions 20 times under load, memory of 50 swaps
+	$(BIN)/python -m pytest -n 0 -v tests/faults/test_faults_processes.py \
+		tests/integration/test_activations_under_load.py
 
 builds: $(VENV)/.dev ## kill services, workers and Redis in the middle of builds
 	$(BIN)/python -m pytest -n 0 -v tests/faults/test_faults_builds.py

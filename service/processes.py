@@ -81,7 +81,7 @@ class Processes:
         self._spawn = multiprocessing.get_context("spawn")
         self._children: list[_Child] = []
         self._due: list[_Due] = []
-        self._pauses_s: dict[str, float] = {}
+        self._pauses = Pauses()
         self._ready = False
         self._told: list[int] = []
         shared_metrics.join(metrics, shared_metrics.PARENT)
@@ -169,25 +169,19 @@ class Processes:
         if not child.link.closed and child.link.poll():
             self._hear(child)  # its last words
         child.process.join()
-        reason = child.reason or _how(child.process.exitcode)
+        reason = child.reason or how_it_ended(child.process.exitcode)
         self._children.remove(child)
         child.link.close()
         shared_metrics.leave(self._metrics, child.place)
         if not self._ready:
             raise CannotStart(reason)
         self._deaths.inc()
-        pause_s = self._pause_s(child)
+        pause_s = self._pauses.after(child.place, time.monotonic() - child.began_s)
         log.error(
             "process %s (pid %s) ended: %s; another one begins in %.0f s",
             child.place, child.process.pid, reason, pause_s
         )  # fmt: skip
         self._due.append(_Due(child.place, time.monotonic() + pause_s))
-
-    def _pause_s(self, child: _Child) -> float:
-        lived_s = time.monotonic() - child.began_s
-        before_s = 0.0 if lived_s > FINE_S else self._pauses_s.get(child.place, 0.0)
-        self._pauses_s[child.place] = min(LONGEST_PAUSE_S, 2 * before_s or 1.0)
-        return before_s
 
     def _end(self) -> bool:
         """Have every child stop in good order; whether all did. Those that don't are killed."""
@@ -230,7 +224,21 @@ class Processes:
             waker.close()
 
 
-def _how(exitcode: int | None) -> str:
+class Pauses:
+    """How long to wait before a place gets another process, by how its last ones fared."""
+
+    def __init__(self) -> None:
+        self._next_s: dict[str, float] = {}
+
+    def after(self, place: str, lived_s: float) -> float:
+        """The pause after one that lived for so long."""
+        now_s = 0.0 if lived_s > FINE_S else self._next_s.get(place, 0.0)
+        self._next_s[place] = min(LONGEST_PAUSE_S, 2 * now_s or 1.0)
+        return now_s
+
+
+def how_it_ended(exitcode: int | None) -> str:
+    """An exit code in words."""
     if exitcode is not None and exitcode < 0:
         with contextlib.suppress(ValueError):
             return f"killed by {signal.Signals(-exitcode).name}"
