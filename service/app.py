@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from fastapi import FastAPI
 
 from hivlp.service import cors, errors, openapi
-from hivlp.service.guard import Guard
+from hivlp.service.guard import Guard, warn_of_open_doors
 from hivlp.service.loading import load_catalogue
 from hivlp.service.middleware import Edge
 from hivlp.service.routes import (
@@ -90,6 +90,7 @@ def create_app(
         telemetry=NO_TELEMETRY,
     )
     app.state.hivlp = state
+    warn_of_open_doors(state.keys, settings)
     app.add_middleware(Guard, keys=state.keys, settings=settings)
     cors.install(app, settings.cors)
     app.add_middleware(

@@ -7,6 +7,8 @@ key is answered before a byte of its body is looked at.
 
 from __future__ import annotations
 
+import logging
+
 from fastapi import Request
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -16,6 +18,8 @@ from hivlp.service.keys import Keyring, Role
 from hivlp.service.local import why_not_local
 from hivlp.service.routes.page import PAGES
 from hivlp.service.settings import Settings, is_loopback
+
+log = logging.getLogger("hivlp.service")
 
 # Probes have no keys, and the page must be there to ask for one.
 OPEN = frozenset({"/livez", "/readyz", *PAGES})
@@ -43,6 +47,15 @@ class NotAdmin(ServiceError):
 
     def __init__(self, why: str = "this needs the admin key; the key sent is an API key") -> None:
         super().__init__(403, "not_admin", why)
+
+
+def warn_of_open_doors(keys: Keyring, settings: Settings) -> None:
+    """Say so where whoever reaches the service may search: it may be meant, and it may be not."""
+    if not keys.closed and not is_loopback(settings.host):
+        log.warning(
+            "whoever reaches %s may search: HIVLP_KEYS__API or HIVLP_KEYS__API_FILE asks for a key",
+            settings.host,
+        )
 
 
 class Guard:

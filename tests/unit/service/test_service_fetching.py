@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ipaddress
 import shutil
 import ssl
 import subprocess
-from collections.abc import Awaitable, Callable
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +24,13 @@ from hivlp.service.errors import Overloaded
 from hivlp.service.fetch_settings import FetchSettings
 from hivlp.service.fetching import Fetcher
 from tests.unit.service.fakes_service import World
+from tests.unit.service.pictures_service import picture
 from tests.unit.service.serving_app import SMALL, serving
 
 HOST, OTHER = "pictures.example", "other.example"
 # Stands for an address of everybody's: all of 127/8 is this machine.
 HERE, ELSEWHERE = ipaddress.ip_address("127.0.0.1"), ipaddress.ip_address("127.0.0.2")
+RED = picture((255, 0, 0))
 PICTURE = b"\x89PNG and so on"
 Say = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
@@ -446,3 +451,51 @@ def test_the_service_told_to_never_fetches_from_this_machine() -> None:
                 assert refused.json()["error"]["code"] in ("url_not_allowed", "fetch_failed"), host
         metrics = client.get("/metrics").text
         assert 'hivlp_rejected_total{reason="url_not_allowed"}' in metrics
+
+
+class Gallery(BaseHTTPRequestHandler):
+    """A red picture, and a page that says 200."""
+
+    def do_GET(self) -> None:
+        body = RED if self.path == "/red.png" else b"<!doctype html><html>log in</html>"
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nothing."""
+
+
+@contextlib.contextmanager
+def gallery() -> Iterator[int]:
+    """Its port."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Gallery)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield server.server_port
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def test_a_picture_by_url_is_searched_as_one_that_was_sent() -> None:
+    with gallery() as port:
+        fetch = FetchSettings(hosts=(HOST,), ports=(port,))
+        app = create_app(SMALL.model_copy(update={"fetch": fetch}), load=World().load)
+        names = Names(pictures_example=[HERE])
+        app.state.hivlp.fetcher = Fetcher(fetch, 30_000, resolve=names, allowed=is_here)
+        with serving(app) as client:
+            red, page = f"http://{HOST}:{port}/red.png", f"http://{HOST}:{port}/login"
+            found = client.post("/search/image", json={"image": red, "k": 1}).json()
+            assert found["hits"][0]["id"] == "red"
+            sent = client.post("/embed/image", files={"image": RED}).json()["levels"]
+            assert client.post("/embed/image", json={"image": red}).json()["levels"] == sent
+            searches = [{"kind": "image", "image": one} for one in (red, page)]
+            results = client.post("/search/batch", json={"searches": searches}).json()["results"]
+            assert results[0]["hits"][0]["id"] == "red"
+            refused = client.post("/search/image", json={"image": page})
+            assert (refused.status_code, results[1]["error"]["code"]) == (415, "unsupported_image")
+            assert "a web page (HTML)" in refused.json()["error"]["message"]
+            assert "log in" not in refused.text

@@ -206,3 +206,20 @@ def test_an_admin_key_makes_a_service_for_others_writable() -> None:
     assert Settings(host="0.0.0.0", keys=KEYS).writable
     assert not Settings(host="0.0.0.0", keys=NO_ADMIN).writable
     assert not Settings(host="0.0.0.0", keys=KEYS, changes=ChangeSettings(writes=False)).writable
+
+
+@pytest.mark.parametrize(
+    ("host", "keys", "warned"),
+    [
+        ("0.0.0.0", KeySettings(), True),
+        ("::", KeySettings(admin=SecretStr(ADMIN)), True),
+        ("0.0.0.0", NO_ADMIN, False),
+        ("127.0.0.1", KeySettings(), False),
+    ],
+)
+def test_a_door_left_open_to_others_is_told(
+    host: str, keys: KeySettings, warned: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    make_app(keys, host=host)
+    told = [record for record in caplog.records if "may search" in record.getMessage()]
+    assert bool(told) is warned
