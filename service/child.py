@@ -2,8 +2,9 @@
 
     child   LOADED       everything is loaded and warm, and it waits
             FAILED text  it can't be loaded, which is why it ends
-    parent  GO           serve: at a start once all have loaded, so that a service that says it is
-                         ready is so in whichever process is asked
+    parent  GO           serve: at a start once all have loaded, so that none is ready long before
+                         the others are
+    child   SERVES       it does
 
 Started by spawn, never by fork: threads and what onnxruntime and FAISS hold don't survive one.
 """
@@ -25,7 +26,14 @@ from pathlib import Path
 from hivlp.models.errors import HivlpError
 from hivlp.service.settings import Settings
 
-LOADED, FAILED, GO = b"loaded", b"failed ", b"go"
+LOADED, FAILED, GO, SERVES = b"loaded", b"failed ", b"go", b"serves"
+
+
+class ToldToStop(HivlpError):
+    """The parent ends, or is gone, before all have loaded."""
+
+    def __init__(self) -> None:
+        super().__init__("told to stop before everything was loaded")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,22 +73,26 @@ def _serve(
 
     def load(given: Settings) -> Catalogue:
         catalogue = load_catalogue(given)
-        link.send_bytes(LOADED)
-        assert link.recv_bytes() == GO
+        try:
+            link.send_bytes(LOADED)
+            assert link.recv_bytes() == GO
+        except (EOFError, OSError) as error:
+            raise ToldToStop from error
         return catalogue
 
     def on_loaded(error: BaseException | None) -> None:
-        if error is None:
-            return
-        with contextlib.suppress(OSError):  # the parent knows already
-            link.send_bytes(FAILED + _said(error).encode())
-        if place.load_first:
+        with contextlib.suppress(OSError):  # the parent ends
+            link.send_bytes(SERVES if error is None else FAILED + _said(error).encode())
+        if error is not None and place.load_first:
             # Stopped in good order, it would listen for a moment, and answer somebody with 503.
             logging.shutdown()
-            os._exit(1)
+            os._exit(_code(error))
 
-    failed = run_server(settings, bound, on_loaded, load=load, load_first=place.load_first)
-    return 0 if failed is None else 1
+    return _code(run_server(settings, bound, on_loaded, load=load, load_first=place.load_first))
+
+
+def _code(failed: BaseException | None) -> int:
+    return 0 if failed is None or isinstance(failed, ToldToStop) else 1
 
 
 def _said(error: BaseException) -> str:

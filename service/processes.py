@@ -27,7 +27,7 @@ from prometheus_client import CollectorRegistry, Counter
 
 from hivlp.models.errors import HivlpError
 from hivlp.service import shared_metrics
-from hivlp.service.child import FAILED, GO, LOADED, Place, run_child
+from hivlp.service.child import FAILED, GO, LOADED, SERVES, Place, run_child
 from hivlp.service.settings import Settings
 
 log = logging.getLogger("hivlp.service")
@@ -52,6 +52,7 @@ class _Child:
     process: SpawnProcess
     link: Connection[bytes, bytes]
     began_s: float
+    loaded: bool = False
     serves: bool = False
     reason: str | None = None
 
@@ -148,17 +149,19 @@ class Processes:
             return
         if said.startswith(FAILED):
             child.reason = said.removeprefix(FAILED).decode()
-            return
-        assert said == LOADED, said
-        child.serves = True
-        waiting = [other for other in self._children if not other.serves]
-        if self._ready:
-            self._go(child)
-        elif not waiting:
-            for other in self._children:
-                self._go(other)
-            self._ready = True
-            self._on_ready()
+        elif said == LOADED:
+            child.loaded = True
+            if self._ready:
+                self._go(child)
+            elif all(other.loaded for other in self._children):
+                for other in self._children:
+                    self._go(other)
+        else:
+            assert said == SERVES, said
+            child.serves = True
+            if not self._ready and all(other.serves for other in self._children):
+                self._ready = True
+                self._on_ready()
 
     def _go(self, child: _Child) -> None:
         with contextlib.suppress(OSError):  # it has just died
@@ -200,7 +203,9 @@ class Processes:
             process.kill()
         for child in self._children:
             child.process.join()
-        return all(child.process.exitcode == 0 for child in self._children)
+        # One that heeds no signals yet has answered nobody: ended by it, it ended well.
+        well = (0, -signal.SIGTERM)
+        return all(child.process.exitcode in well for child in self._children)
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[socket.socket]:

@@ -76,7 +76,10 @@ class Regressions:
         try:
             ended = self._recent_activation(name)
             reason = None if ended is None else self._worse(name, ended)
-            if reason is None or self._stager.ask("rollback", name, reason=reason) is None:
+            if reason is None:
+                return
+            request = self._stager.ask("rollback", name, reason=reason)
+            if request is None or not self._stager.asked(name, request):
                 return
         except (HivlpError, OSError) as error:  # nothing to go back to, say
             log.debug("index %s: not looked after: %s", name, error)

@@ -191,6 +191,7 @@ class ActivateSnapshot(_Strict):
     canary: list[Canary] | None = Field(
         default=None,
         max_length=MAX_CANARIES,
+        fail_fast=True,
         description="The index's own canary.jsonl unless given; [] for none.",
     )
 

@@ -154,6 +154,11 @@ class Stager:
             log.info("index %s, version %s: to be staged (%s)", name, request.version, kind)
         return request
 
+    def asked(self, name: str, request: Request) -> bool:
+        """Whether it was this process that asked first."""
+        member = self._members.get(name)
+        return member is not None and member.name == request.verifier
+
     def activation(self, name: str) -> Activation | None:
         """The activation under way, or the last one. Raises SnapshotError, OSError."""
         activations = self._activations[name]

@@ -47,7 +47,7 @@ class Canary(BaseModel):
     id: str | None = Field(default=None, min_length=1, max_length=4_096)
     k: int = Field(default=10, ge=1, le=MAX_CANARY_K)
     modality: Modality = "image"
-    expected: list[str] = Field(min_length=1, max_length=MAX_CANARY_K)
+    expected: list[str] = Field(min_length=1, max_length=MAX_CANARY_K, fail_fast=True)
     at_least: int | None = Field(default=None, ge=1)
 
     @model_validator(mode="after")

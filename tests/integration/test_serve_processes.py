@@ -140,6 +140,20 @@ def test_a_parent_that_is_killed_leaves_neither_processes_nor_a_folder_for_good(
     assert not left.exists()
 
 
+def test_a_start_that_is_told_to_stop_ends_with_0(home: Path) -> None:
+    with subprocess.Popen(
+        command("--home", str(home), "--port", "0"),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env=environment(**TWO),
+    ) as process:
+        until(lambda: len(children(process.pid)) == 2)
+        own = children(process.pid)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(STOP_S) == 0
+    assert not any(alive(pid) for pid in own)
+
+
 def test_what_can_not_be_loaded_ends_the_start_with_1_and_its_reason(
     tmp_path: Path, home: Path
 ) -> None:
