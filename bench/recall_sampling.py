@@ -79,7 +79,7 @@ def server(home: Path, environment: dict[str, str], before: str) -> Iterator[int
         port = free.getsockname()[1]
     code = f"{before}from hivlp.service.main import main; import sys; sys.exit(main(sys.argv[1:]))"
     command = [sys.executable, "-c", code, "serve", "--home", str(home), "--port", str(port)]
-    more = {"HIVLP_CACHE__MAX_BYTES": "0", **environment}
+    more = {"HIVLP_CACHE__MAX_BYTES": "0", "HIVLP_LIMITS__MAX_WAIT_MS": "60000", **environment}
     with subprocess.Popen(
         command, env={**os.environ, **more}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     ) as process:

@@ -134,11 +134,11 @@ class LineHandler(logging.Handler):
 
     def _write(self) -> None:
         while (line := self._waiting.get()) is not None:
-            # Where nobody reads any more, there is nobody to tell.
+            # Where nobody reads any more, there is nobody to tell. A line is one write: processes
+            # that share a pipe don't mix theirs, up to what a pipe takes whole (4 kB).
             with contextlib.suppress(OSError, ValueError):
                 self._stream.write(line.encode("utf-8", "backslashreplace") + b"\n")
-                if self._waiting.empty():
-                    self._stream.flush()
+                self._stream.flush()
             self._waiting.task_done()
 
 

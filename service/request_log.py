@@ -135,6 +135,7 @@ def _fields(request: Ended) -> dict[str, Any]:
         fields["error"] = request.error
     if len(request.noted) == 1:
         fields.update(_found(request.noted[0]))
+        fields.update(_around(request))
     elif request.noted:
         fields["searches"] = len(request.noted)
         fields["failed"] = sum(noted.answer is None for noted in request.noted)
@@ -156,6 +157,22 @@ def _found(noted: Noted) -> dict[str, Any]:
     if stages:
         fields["stages_ms"] = stages
     return fields
+
+
+def _around(request: Ended) -> dict[str, float]:
+    """The time before the first stage (the body, waiting for the event loop), and after the last
+    one (the answer on its way).
+    """
+    spans = tuple(request.noted[0].timeline.spans)
+    if not spans:
+        return {}
+    first_s = min(span.start_s for span in spans)
+    last_s = max(span.end_s for span in spans)
+    ended_s = request.started_s + request.duration_s
+    return {
+        "before_ms": _ms(first_s - request.started_s),
+        "after_ms": _ms(max(0.0, ended_s - last_s)),
+    }
 
 
 def _took_s(noted: Noted) -> float:

@@ -230,3 +230,28 @@ def test_nothing_of_the_package_logs_without_a_name_of_its_own() -> None:
         source = path.read_text(encoding="utf-8")
         assert "getLogger(__name__)" not in source, path
         assert "logging.info(" not in source, path
+
+
+class Counting(io.RawIOBase):
+    """A pipe that notes each write."""
+
+    def __init__(self) -> None:
+        self.writes: list[bytes] = []
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        self.writes.append(bytes(data))
+        return len(data)
+
+
+def test_each_line_is_a_write_of_its_own_so_that_processes_do_not_mix_theirs() -> None:
+    pipe = Counting()
+    handler = LineHandler(io.BufferedWriter(pipe))  # as standard error is
+    handler.setFormatter(JsonLines())
+    for number in range(50):
+        handler.handle(record("%s", "x" * 100 * (number % 40)))
+    handler.close()
+    assert len(pipe.writes) == 50
+    assert all(write.count(b"\n") == 1 and write.endswith(b"\n") for write in pipe.writes)

@@ -50,6 +50,7 @@ def test_a_search_has_one_line_that_says_how_it_went(caplog: pytest.LogCaptureFi
         client.post("/search/text?x=1", json={"query": "red", "k": 2}, headers=headers)
     (line,) = lines(caplog)
     stages, duration = line.pop("stages_ms"), line.pop("duration_ms")
+    before, after = line.pop("before_ms"), line.pop("after_ms")
     assert line == {
         "level": "INFO",
         "request_id": "mine-1",
@@ -68,6 +69,8 @@ def test_a_search_has_one_line_that_says_how_it_went(caplog: pytest.LogCaptureFi
     }
     assert {"queue", "decode", "encode1", "search1", "search3", "metadata"} <= stages.keys()
     assert 0 < stages["search1"] < duration
+    assert before > 0 < after
+    assert before + after + stages["search1"] < duration
 
 
 def test_neither_the_query_nor_a_key_nor_the_path_is_logged_unless_switched_on(
