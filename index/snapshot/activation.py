@@ -81,6 +81,7 @@ class Activations:
         with locked(self._folder):
             self._path.mkdir(exist_ok=True)
             self._drop_abandoned()
+            self._tidy()
             return Member(self._path, serves)
 
     def ask(
@@ -209,7 +210,7 @@ class Activations:
         """The active version; empty where the pointer can't be read, which activating mends."""
         return (self.store.known(self.name) or [""])[-1]
 
-    def _living(self, request: Request) -> tuple[list[str], int]:
+    def _living(self, request: Request | None) -> tuple[list[str], int]:
         """Members that live, and how many died while they staged. What those left is removed."""
         living, lost = [], 0
         for lock in sorted(self._path.glob(f"*{LOCKED}")):
@@ -217,10 +218,21 @@ class Activations:
                 living.append(lock.stem)
                 continue
             said = read_file(lock.with_suffix(SAID), Report)
-            lost += said is not None and (said.request, said.state) == (request.id, "staging")
+            if said is not None and request is not None:
+                lost += (said.request, said.state) == (request.id, "staging")
             lock.with_suffix(SAID).unlink(missing_ok=True)
             lock.unlink(missing_ok=True)
         return living, lost
+
+    def _tidy(self) -> None:
+        """Remove what the dead left half written. Members join, and requests are written, under the
+        lock: what belongs to no live member is nobody's.
+        """
+        living = self._living(None)[0]
+        for path in self._path.iterdir():
+            owner = path.name.lstrip(".").partition(".")[0]
+            if owner not in living and path.name not in (REQUEST, OUTCOME):
+                path.unlink(missing_ok=True)
 
     def _report(self, member: str, request: Request) -> Report:
         """What a member has done about a request; `staging`, where it has yet to look."""

@@ -25,6 +25,8 @@ from hivlp.index.build.upsert_corpus import upsert_corpus
 from hivlp.index.cascade import PlanRequest
 from hivlp.index.plans import run_plan
 from hivlp.index.searchers import open_searcher
+from hivlp.index.snapshot.activation import Activations
+from hivlp.index.snapshot.activation_files import Kind
 from hivlp.index.snapshot.amend import amend
 from hivlp.index.snapshot.changes import Delete
 from hivlp.index.snapshot.manifest import MANIFEST_NAME, write_manifest
@@ -139,6 +141,19 @@ def _gc(root: Path) -> None:
     store_of(root).gc(NAME, keep=1, older_than=timedelta(0))
 
 
+def _in_two_phases(root: Path, kind: Kind, version: str | None) -> None:
+    """As a process that serves does it; nobody else does."""
+    activations = Activations(store_of(root), NAME)
+    member = activations.join(serves=True)
+    request = activations.ask(kind, version, member)
+    if request is not None:
+        member.report(request.id, "staging")
+        member.report(request.id, "staged")
+        activations.settle()
+        member.report(request.id, "serving")
+    member.leave()
+
+
 def _upsert(root: Path) -> None:
     corpus = open_corpus(root / "more")
     upsert_corpus(corpus, model_of(root), store_of(root), NAME, quiet=True)
@@ -165,6 +180,12 @@ OPERATIONS = {
     "supersede": Operation(lambda root: _publish(root, shared=True)),
     "activate": Operation(lambda root: store_of(root).activate(NAME, _first(root))),
     "rollback": Operation(lambda root: store_of(root).rollback(NAME), again=False),
+    "activate in two phases": Operation(
+        lambda root: _in_two_phases(root, "activate", _first(root))
+    ),
+    "rollback in two phases": Operation(
+        lambda root: _in_two_phases(root, "rollback", None), again=False
+    ),
     "quarantine": Operation(
         lambda root: store_of(root).quarantine(NAME).add(_first(root), "image/rows.npy", "a test")
     ),

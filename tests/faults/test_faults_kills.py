@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from hivlp.index.snapshot.activation_files import FOLDER as ACTIVATION
 from hivlp.index.snapshot.amend import LOCK as TURN
 from hivlp.index.snapshot.names import ERASED, LOCK, POINTER, QUARANTINE
 from hivlp.index.snapshot.pull import pull
@@ -122,7 +123,7 @@ def check_goes_on(root: Path) -> None:
     assert search(root, "yellow").startswith("yellow")
     store.gc(NAME)
     entries = {path.name for path in store.folder(NAME).iterdir()}
-    beside = {QUARANTINE, ERASED, UPLOADS, TURN}
+    beside = {QUARANTINE, ERASED, UPLOADS, TURN, ACTIVATION}
     assert entries - beside == {LOCK, POINTER, *store.versions(NAME)}
     pulled = pull(SnapshotStore(root / "puller"), str(root / "bucket"), NAME, quiet=True)
     assert pulled.active

@@ -286,6 +286,21 @@ def test_a_process_that_is_killed_is_seen_to_be_gone(
     member.leave()
 
 
+def test_what_the_dead_left_half_written_goes_when_another_joins(
+    store: SnapshotStore, activations: Activations, both: tuple[Member, Member]
+) -> None:
+    folder = store.folder("default") / FOLDER
+    request = asked(activations, store.versions("default")[0], both[0])
+    own = folder / f".{both[1].name}.json.{os.getpid()}-1.tmp"  # being written
+    left = [".REQUEST.1-1.tmp", ".OUTCOME.1-1.tmp", "1-dead.json", ".1-dead.json.1-1.tmp"]
+    for name in (own.name, *left):
+        (folder / name).touch()
+    activations.join(serves=True).leave()
+    mine = {f"{member.name}{suffix}" for member in both for suffix in (".lock", ".json")}
+    assert {path.name for path in folder.iterdir()} == {"REQUEST", own.name, *mine}
+    assert activations.pending() == request
+
+
 def test_a_command_alone_verifies_and_activates(
     store: SnapshotStore, activations: Activations
 ) -> None:
