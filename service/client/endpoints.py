@@ -40,7 +40,7 @@ from hivlp.service.client.fields import (
     Vector,
     as_vector,
     checked,
-    picture_base64,
+    picture_text,
 )
 
 M = TypeVar("M", bound=BaseModel)
@@ -139,7 +139,7 @@ def embed_image(image: PictureSource, *, index: str = DEFAULT_INDEX) -> Call[Emb
     """The query embedding of a picture at every level. Raises ClientError."""
 
     def body() -> Fields:
-        return checked({"image": picture_base64(image), "index": index})
+        return checked({"image": picture_text(image), "index": index})
 
     return Call("POST", "/embed/image", read_as(EmbedAnswer), body, blocks=True)
 
@@ -169,7 +169,7 @@ def put_item(
         given: Fields = {"texts": [texts] if isinstance(texts, str) else list(texts)}
         given["metadata"] = metadata or {}
         if image is not None:
-            given["image"] = picture_base64(image)
+            given["image"] = picture_text(image)
         if vector is not None:
             given["vector"] = as_vector(vector)
         if modality is not None:

@@ -34,7 +34,8 @@ class Readable(Protocol):
         ...
 
 
-# A text is a path. Files are read from where they are, and left open.
+# A text is a path, or an http(s) URL, which the service fetches where it is allowed to. Files are
+# read from where they are, and left open.
 PictureSource: TypeAlias = str | os.PathLike[str] | bytes | bytearray | memoryview | Readable
 
 
@@ -115,7 +116,7 @@ class Search:
     @classmethod
     def image(cls, image: PictureSource, **options: Unpack[Options]) -> Search:
         """By a picture: a path, bytes, or a file opened for reading bytes."""
-        return cls("image", "image", lambda: picture_base64(image), options)
+        return cls("image", "image", lambda: picture_text(image), options)
 
     @classmethod
     def similar(cls, item_id: str, **options: Unpack[Options]) -> Search:
@@ -132,8 +133,10 @@ class Search:
         return checked({self._subject: self._value(), **self._options})
 
 
-def picture_base64(source: PictureSource) -> str:
-    """The bytes of a picture, as JSON can hold them. Raises InvalidRequest."""
+def picture_text(source: PictureSource) -> str:
+    """A picture as JSON can hold it: its bytes, or its URL as it is. Raises InvalidRequest."""
+    if isinstance(source, str) and source.lower().startswith(("http://", "https://")):
+        return source
     return base64.b64encode(_picture_bytes(source)).decode("ascii")
 
 

@@ -20,6 +20,7 @@ import pytest
 from hivlp.models.errors import HivlpError, ImageError, InputError
 from hivlp.service.addresses import Address
 from hivlp.service.app import create_app
+from hivlp.service.client import Client
 from hivlp.service.errors import Overloaded
 from hivlp.service.fetch_settings import FetchSettings
 from hivlp.service.fetching import Fetcher
@@ -490,6 +491,8 @@ def test_a_picture_by_url_is_searched_as_one_that_was_sent() -> None:
             red, page = f"http://{HOST}:{port}/red.png", f"http://{HOST}:{port}/login"
             found = client.post("/search/image", json={"image": red, "k": 1}).json()
             assert found["hits"][0]["id"] == "red"
+            with Client(str(client.base_url)) as ours:
+                assert ours.search_image(red, k=1).hits[0].id == "red"
             sent = client.post("/embed/image", files={"image": RED}).json()["levels"]
             assert client.post("/embed/image", json={"image": red}).json()["levels"] == sent
             searches = [{"kind": "image", "image": one} for one in (red, page)]
