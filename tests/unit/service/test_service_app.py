@@ -78,3 +78,21 @@ def test_the_page_needs_nobody_else_and_no_inline_code(shared: httpx.Client, pag
 @pytest.mark.parametrize("path", ["/static/__init__.py", "/static/../app.py", "/static/"])
 def test_nothing_else_of_the_package_is_served(shared: httpx.Client, path: str) -> None:
     assert shared.get(path).status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [
+        ("POST", "/items/red", "DELETE, GET, PUT"),
+        ("OPTIONS", "/items/red/image", "DELETE, GET, PUT"),  # the item red/image, too
+        ("GET", "/search/text", "POST"),
+        ("DELETE", "/livez", "GET"),
+        ("POST", "/", "GET, HEAD"),
+    ],
+)
+def test_a_method_that_is_not_there_is_told_all_that_are(
+    shared: httpx.Client, method: str, path: str, allowed: str
+) -> None:
+    refused = shared.request(method, path)
+    assert (refused.status_code, refused.headers["allow"]) == (405, allowed)
+    assert refused.json()["error"]["code"] == "method_not_allowed"
