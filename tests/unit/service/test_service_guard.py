@@ -168,6 +168,14 @@ def test_an_api_key_opens_no_admin_route(closed: httpx.Client) -> None:
     assert closed.post("/admin/probe", headers=bearer(ADMIN)).status_code == 200
 
 
+def test_every_admin_route_needs_the_admin_key(closed: httpx.Client) -> None:
+    found = [(method, path) for method, path in every_route() if path.startswith("/admin")]
+    assert len(found) > 4
+    for method, path in found:
+        refused = closed.request(method, path, headers=bearer(KEY))
+        assert code_of(refused) == (403, "not_admin"), (method, path)
+
+
 @pytest.mark.parametrize("headers", [{"Host": "evil.example"}, {"Origin": "http://evil.example"}])
 def test_without_an_admin_key_admin_routes_are_for_this_machine(headers: dict[str, str]) -> None:
     with served(KeySettings()) as client:
