@@ -50,6 +50,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=10.0, help="of each server in a round")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--folder", type=Path, help="where the index is made, or was")
+    parser.add_argument("--only", nargs="+", choices=SERVERS, default=tuple(SERVERS))
     given = parser.parse_args()
     print(machine())
     with tempfile.TemporaryDirectory() as folder, ExitStack() as running:
@@ -57,6 +58,7 @@ def main() -> None:
         ports = {
             name: running.enter_context(server(home, environment, before))
             for name, (environment, before) in SERVERS.items()
+            if name in given.only
         }
         measure(given, ports)
 
