@@ -2,11 +2,12 @@
 
     python bench/recall_sampling.py --items 1000000 --rate 20 --rounds 10
 
-Imports synthetic vectors and starts `hivlp serve` on them several times: one that checks nothing,
-one with the settings as they are, one that may use a whole core, and one that may and searches
-exactly in one go, as if requests could wait (`--whole`). Searches by vector arrive by a Poisson
-process at one server after another, in random order, round after round. Each round's own percentile
-counts, so that one disturbed by what else the machine does is one of many.
+Imports synthetic vectors and starts `hivlp serve` on them several times: twice one that checks
+nothing, so that what two alike differ by is known; one that draws every search, within the default
+share of a core; one that may use a whole core; those two with the priority of all other threads;
+and one that searches exactly in one go. Searches by vector arrive by a Poisson process at one
+server after another, in random order, round after round. Each round's own percentile counts, so
+that one disturbed by what else the machine does is one of many. `--only` starts some of them.
 """
 
 from __future__ import annotations
@@ -35,10 +36,14 @@ OFF = {"HIVLP_RECALL__SHARE": "0"}
 EVERY = {"HIVLP_RECALL__SHARE": "1", "HIVLP_RECALL__MAX_PER_S": "1000"}
 FULL = {**EVERY, "HIVLP_SPARE__CORE_SHARE": "1"}
 WHOLE = "import hivlp.index.backends.exact as e; e.SLICE_NUMBERS = 10**12; "
+EQUAL = "import hivlp.service.priority as p; p.NICE = 0; "
 SERVERS = {
     "off": (OFF, ""),
+    "off, once more": (OFF, ""),
     "default share of a core": (EVERY, ""),
+    "default, priority of all": (EVERY, EQUAL),
     "a whole core": (FULL, ""),
+    "a whole core, of all": (FULL, EQUAL),
     "a whole core, in one go": (FULL, WHOLE),
 }
 
