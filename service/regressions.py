@@ -12,8 +12,8 @@ import logging
 import time
 from typing import Protocol
 
-from hivlp.index.errors import SnapshotError
-from hivlp.index.snapshot.activation_files import Outcome
+from hivlp.index.snapshot.activation import built_from
+from hivlp.index.snapshot.activation_files import Outcome, Request
 from hivlp.index.snapshot.manifest import SnapshotManifest
 from hivlp.models.errors import HivlpError
 from hivlp.service.activation_settings import ActivationSettings
@@ -76,9 +76,9 @@ class Regressions:
         try:
             ended = self._recent_activation(name)
             reason = None if ended is None else self._worse(name, ended)
-            if reason is None:
+            if ended is None or reason is None:
                 return
-            request = self._stager.ask("rollback", name, reason=reason)
+            request = self._back(name, ended.request, reason)
             if request is None or not self._stager.asked(name, request):
                 return
         except (HivlpError, OSError) as error:  # nothing to go back to, say
@@ -86,6 +86,11 @@ class Regressions:
             return
         self._metrics.swaps.labels("rolled_back").inc()
         log.error("index %s: rolled back: %s", name, reason)
+
+    def _back(self, name: str, activated: Request, reason: str) -> Request | None:
+        """Ask for the way back, from this activation and no other. Raises SnapshotError."""
+        built = self._built(name, activated.version)
+        return self._stager.ask("rollback", name, activated.previous, reason=reason, expected=built)
 
     def _recent_activation(self, name: str) -> Outcome | None:
         """The activation whose version is served since lately, if it is to be looked after."""
@@ -122,12 +127,7 @@ class Regressions:
         return before.mean if before.checks >= self._settings.recall_checks else None
 
     def _built(self, name: str, version: str) -> str:
-        """The built version that a version is, or was made from by changing items."""
-        try:
-            changes = self._source.store.manifest(name, version).changes
-        except SnapshotError:  # superseded by another change, and removed
-            return version
-        return version if changes is None else changes.since
+        return built_from(self._source.store, name, version)
 
 
 def promised(manifest: SnapshotManifest) -> float | None:

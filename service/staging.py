@@ -130,8 +130,11 @@ class Stager:
         *,
         key: str = "",
         reason: str = "",
+        expected: str | None = None,
     ) -> Request | None:
         """Ask for a version of an index to be made active, by all; None where it is.
+
+        `expected`: unless another one is active than this, or what changed upon it.
 
         Raises SnapshotError, NotWritable.
         """
@@ -147,6 +150,7 @@ class Stager:
                 timeout_s=self._settings.timeout_s,
                 key=key,
                 reason=reason,
+                expected=expected,
             )
         except OSError as error:
             raise NotWritable(str(error)) from error
@@ -175,7 +179,7 @@ class Stager:
         """Serve what is staged, if it is what is active now. Raises HivlpError."""
         with self._lock:
             staged = self._staged.get(name)
-            if staged is None or not self._is_next(name, staged.request.version):
+            if staged is None or not self._is_next(name, staged.request):
                 return False
             if not self._swapper.take(name, staged.opened):
                 return False
@@ -183,10 +187,18 @@ class Stager:
         self._report(name, staged.request, "serving")
         return True
 
-    def _is_next(self, name: str, staged: str) -> bool:
-        """Whether the pointer has moved, to what is staged or to something made from it."""
+    def _is_next(self, name: str, request: Request) -> bool:
+        """Whether the pointer has moved to what is staged, or by now to what was made from it.
+
+        While the request is under way, what moves the pointer elsewhere are changes of items of
+        what is served, even where that has the levels of what is staged.
+        """
         active = self._source.store.current(name)
-        return active == staged or active != self._swapper.serving(name)
+        if active == request.version:
+            return True
+        ended = self._activations[name].last()
+        done = ended is not None and ended.active and ended.request.id == request.id
+        return done and active != self._swapper.serving(name)
 
     def _asked(self, name: str) -> Request | None:
         """The request under way, unless this process has seen to it."""
@@ -205,6 +217,7 @@ class Stager:
             member.report(request.id, "staging")
             if request.verifier == member.name:
                 self._swapper.verify(name, request.version)
+                self._activations[name].note_verified(request)
             opened = self._ready(name, request)
         except Exception as error:
             expected = isinstance(error, (HivlpError, OSError))

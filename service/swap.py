@@ -74,11 +74,17 @@ class Swapper:
         self._said: dict[str, _Trouble] = {}
 
     async def watch(self, thread: Executor) -> None:
-        """Look for other versions, for ever."""
+        """Look for other versions, for ever; those that must be loaded are so in `thread`.
+
+        Whatever that thread is at, changes of items are followed: nobody waits for it here.
+        """
         loop = asyncio.get_running_loop()
+        loads: dict[str, asyncio.Future[None]] = {}
         while True:
             for name in self._catalogue.indexes:
-                await loop.run_in_executor(thread, self.follow, name)
+                near = await asyncio.to_thread(self.keep_up, name)
+                if not near and (name not in loads or loads[name].done()):
+                    loads[name] = loop.run_in_executor(thread, self.follow, name)
             await asyncio.sleep(self._poll_s)
 
     async def expire(self) -> None:
@@ -293,22 +299,33 @@ class Swapper:
 
     def follow(self, name: str) -> None:
         """Serve what is active; what can't be is logged, and tried again later."""
+        self._follow(name, load=True)
+
+    def keep_up(self, name: str) -> bool:
+        """As `follow`, as far as that takes milliseconds; False where a version must be loaded."""
+        return self._follow(name, load=False)
+
+    def _follow(self, name: str, *, load: bool) -> bool:
         active = ""
         try:
             active = self._source.store.current(name)
             failed = self._failed.get(name)
             if failed is not None and failed.version == active and failed.fresh:
-                return
+                return True
             if self.serving(name) == active:
                 self._forget(name)
-                return
+                return True
             self._source.store.quarantine(name).refuse(active)
-            if not self.take_staged(name) and not self.adopt(name):
-                self.load(name)
+            if self.take_staged(name) or self.adopt(name):
+                return True
+            if not load:
+                return False
+            self.load(name)
         except Exception as error:
             if isinstance(error, SnapshotError) and active and not self._still(name, active):
-                return  # gone again meanwhile: superseded, or rolled back
+                return True  # gone again meanwhile: superseded, or rolled back
             self._record(name, active, error)
+        return True
 
     def _record(self, name: str, version: str, error: Exception) -> None:
         """Remember what is wrong; tell it unless it was just told."""

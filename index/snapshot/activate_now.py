@@ -67,6 +67,7 @@ def activate_now(
 def _take_part(activations: Activations, request: Request, member: Member) -> None:
     if request.verifier == member.name:
         activations.store.open(activations.name, request.version).close()
+        activations.note_verified(request)
     member.report(request.id, "staged")
 
 

@@ -45,6 +45,17 @@ MAX_LOSSES = 2
 """So many members that died while they staged a version are no accident: it is dropped."""
 LOCKED, SAID = ".lock", ".json"
 GONE = "whoever asked for it, and all that serve the index, are gone"
+UNVERIFIED = "the process that was to verify it is gone: ask again"
+MOVED = "the pointer moved meanwhile: look, and roll back again"
+
+
+def built_from(store: SnapshotStore, name: str, version: str) -> str:
+    """The built version that a version is, or was made from by changing items."""
+    try:
+        changes = store.manifest(name, version).changes
+    except SnapshotError:  # superseded by another change, and removed
+        return version
+    return version if changes is None else changes.since
 
 
 class Activations:
@@ -94,26 +105,30 @@ class Activations:
         timeout_s: float = TIMEOUT_S,
         key: str = "",
         reason: str = "",
+        expected: str | None = None,
     ) -> Request | None:
         """Ask for a version to be made active; a rollback's is the one that was so before.
 
-        Asked for once more (or again with the `key` of the last one) it is the same request; None:
-        it is active. `member` verifies it.
+        Asked for once more (or, to roll back to what is active by now, with the `key` of the last
+        one) it is the same request; None: it is active. `member` verifies it. `expected`: refused
+        unless this version, or what changed upon it, is active.
         Raises SnapshotMissing, SnapshotQuarantined, ActivationUnderWay for another version's.
         """
         with locked(self._folder):
             self._drop_abandoned()
-            if key and (same := self._asked_with(key)) is not None:
+            if kind == "rollback" and key and (same := self._done_with(key)) is not None:
                 return same
             now = self.pending()
             if now is not None:
                 if now.kind == kind and version in (None, now.version):
                     return now
                 raise ActivationUnderWay(self.name, now.version)
+            active = self._active()
+            if expected not in (None, active, self._built(active)):
+                raise SnapshotError(self.name, active, f"is active by now, not {expected}")
             wanted = self.store.earlier(self.name)[-1] if version is None else version
             self.store.path(self.name, wanted)
             self.store.quarantine(self.name).refuse(wanted)
-            active = self._active()
             if active == wanted:
                 return None
             request = Request(
@@ -130,6 +145,13 @@ class Activations:
             )
             write_file(self._path / REQUEST, request)
             return request
+
+    def note_verified(self, request: Request) -> None:
+        """Tell that every file of its version was hashed. Raises SnapshotError, OSError."""
+        with locked(self._folder):
+            now = self.pending()
+            if now is not None and now.id == request.id:
+                write_file(self._path / REQUEST, now.model_copy(update={"verified": True}))
 
     def settle(self) -> None:
         """End the request under way if it can be ended. Raises SnapshotError, OSError."""
@@ -167,6 +189,8 @@ class Activations:
             return "nobody serves the index: its canaries can't be tried"
         if request.losses >= MAX_LOSSES:
             return f"{request.losses} processes died while they staged it"
+        if not request.verified and request.verifier not in living:
+            return UNVERIFIED
         if time.time() > request.asked_at + request.timeout_s:
             late = [str(report.pid) for report in reports if report.state != "staged"]
             return f"not staged within {request.timeout_s:g} s by the processes {', '.join(late)}"
@@ -179,8 +203,7 @@ class Activations:
         else:
             wanted = self.store.earlier(self.name)
             if wanted[-1] != request.version:
-                reason = "the pointer moved meanwhile: look, and roll back again"
-                self._end(request, reason, active=False)
+                self._end(request, MOVED, active=False)
                 return
         try:
             self.store.path(self.name, request.version)
@@ -201,10 +224,17 @@ class Activations:
         if request is not None and not self._living(request)[0]:
             self._end(request, GONE, active=self._active() == request.version)
 
-    def _asked_with(self, key: str) -> Request | None:
+    def _done_with(self, key: str) -> Request | None:
+        """The last request, if it is a rollback with this key, and led to what is active."""
         ended = self.last()
-        known = (self.pending(), None if ended is None else ended.request)
-        return next((one for one in known if one is not None and one.key == key), None)
+        if ended is None or (ended.request.kind, ended.request.key) != ("rollback", key):
+            return None
+        active = self._active()
+        there = ended.active and ended.request.version in (active, self._built(active))
+        return ended.request if there else None
+
+    def _built(self, version: str) -> str:
+        return built_from(self.store, self.name, version)
 
     def _active(self) -> str:
         """The active version; empty where the pointer can't be read, which activating mends."""

@@ -76,7 +76,8 @@ class Request(_File):
 
     `canaries` None: those of the index's folder. `verifier` is the member that hashes every file;
     the others check as far as is checked whenever a version is opened. `key` is the caller's, who
-    may not know whether it was heard. `losses`: members that died while they staged it.
+    may not know whether it was heard. `losses`: members that died while they staged it. `verified`:
+    its verifier is done, and may die.
     """
 
     id: str
@@ -90,6 +91,7 @@ class Request(_File):
     key: str = ""
     reason: str = ""
     losses: int = 0
+    verified: bool = False
 
 
 class Report(_File):
