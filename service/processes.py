@@ -95,19 +95,26 @@ class Processes:
     def run(self) -> int:
         """Begin them all, keep them running until a signal comes, and end them.
 
-        0 where all ended well; raises CannotStart where one could not be loaded at the start.
+        0 where all ended well; raises CannotStart where one can't be begun or loaded at the start.
         """
         with self._signals() as wake:
             try:
-                for number in range(self._settings.processes):
-                    self._begin(str(number))
+                self._begin_all()
                 while not self._told:
                     self._tick(wake)
             finally:
                 clean = self._end()
         return 0 if clean else 1
 
+    def _begin_all(self) -> None:
+        for number in range(self._settings.processes):
+            try:
+                self._begin(str(number))
+            except OSError as error:
+                raise CannotStart(f"process {number} can't be begun: {error}") from error
+
     def _begin(self, place: str) -> None:
+        """Raises OSError where the system has no process, memory or descriptor left for it."""
         own, theirs = self._spawn.Pipe()
         listening = any(child.serves for child in self._children)
         where = Place(place, self._metrics, load_first=listening)
@@ -116,9 +123,23 @@ class Processes:
             args=(self._settings, self._bound, theirs, where),
             name=f"hivlp-{place}",
         )
-        process.start()
-        theirs.close()
+        try:
+            process.start()
+        except BaseException:
+            own.close()
+            raise
+        finally:
+            theirs.close()
         self._children.append(_Child(place, process, own, time.monotonic()))
+
+    def _begin_again(self, place: str) -> None:
+        """Begin what died, now or, where that fails, later: the others serve meanwhile."""
+        try:
+            self._begin(place)
+        except OSError as error:
+            pause_s = self._pauses.after(place, 0.0)
+            log.error("process %s can't be begun: %s; again in %.0f s", place, error, pause_s)
+            self._due.append(_Due(place, time.monotonic() + pause_s))
 
     def _tick(self, wake: socket.socket) -> None:
         """Wait for something to happen, and see to it."""
@@ -134,7 +155,7 @@ class Processes:
         now = time.monotonic()
         for due in [due for due in self._due if due.at_s <= now]:
             self._due.remove(due)
-            self._begin(due.place)
+            self._begin_again(due.place)
 
     def _until_next(self) -> float | None:
         if not self._due:

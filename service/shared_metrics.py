@@ -15,6 +15,9 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from prometheus_client import values
+from prometheus_client.multiprocess import mark_process_dead
+
 from hivlp.index.snapshot.leases import Lease, take
 
 FOLDER_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
@@ -56,8 +59,6 @@ def _made() -> tuple[Path, Lease]:
 
 def join(folder: Path, place: str) -> None:
     """Write every figure made from now on to the folder, as the process at this place."""
-    from prometheus_client import values
-
     os.environ[FOLDER_VARIABLE] = str(folder)
     values.ValueClass = values.MultiProcessValue(lambda: place)  # type: ignore[no-untyped-call]
     _pid_file(folder, place).write_text(f"{os.getpid()}\n")
@@ -71,8 +72,6 @@ def joined() -> Path | None:
 
 def leave(folder: Path, place: str) -> None:
     """Forget what only a live process has, by whoever saw it die. Its counts stay."""
-    from prometheus_client.multiprocess import mark_process_dead
-
     mark_process_dead(place, str(folder))  # type: ignore[no-untyped-call]
     _pid_file(folder, place).unlink(missing_ok=True)
 

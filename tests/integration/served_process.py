@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 READY = re.compile(r"hivlp is ready: (http://\S+)")
 
@@ -23,13 +24,18 @@ def environment(**more: str) -> dict[str, str]:
 
 
 @contextmanager
-def served(home: Path, **more: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """The process and its address, once it says that it is ready; killed in the end."""
+def served(
+    home: Path, said: IO[str] | None = None, **more: str
+) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """The process and its address, once it says that it is ready; killed in the end.
+
+    What it logs goes to `said`.
+    """
     arguments = command("--home", str(home), "--port", "0")
     with subprocess.Popen(
         arguments,
         stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL if said is None else said,
         text=True,
         env=environment(**more),
     ) as process:

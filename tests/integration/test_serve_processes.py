@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import threading
@@ -21,6 +22,8 @@ from tests.integration.served_process import alive, children, command, environme
 
 STOP_S = 60
 TWO = {"HIVLP_PROCESSES": "2", "HIVLP_DRAIN_S": "0"}
+FEW_FILES = 8
+"""No process has so few open, so that it can open none; and it may still wait for so many."""
 COUNT = "hivlp_request_duration_seconds_count"
 Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
@@ -94,6 +97,25 @@ def test_any_process_tells_the_figures_of_all_also_of_one_that_was_killed(home: 
         process.send_signal(signal.SIGINT)
         assert process.wait(STOP_S) == 0
     assert not any(alive(pid) for pid in own)
+
+
+def test_one_that_can_not_be_begun_again_is_begun_later_while_the_other_serves(
+    home: Path, tmp_path: Path
+) -> None:
+    log = tmp_path / "log"
+    with log.open("w") as said, served(home, said, **TWO) as (process, url):
+        before = resource.prlimit(process.pid, resource.RLIMIT_NOFILE)
+        resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (FEW_FILES, before[1]))
+        doomed, stays = children(process.pid)
+        os.kill(doomed, signal.SIGKILL)
+        until(lambda: log.read_text().count("can't be begun") == 2)
+        assert children(process.pid) == [stays]
+        ask(url, "red")
+        resource.prlimit(process.pid, resource.RLIMIT_NOFILE, before)
+        until(lambda: figure(figures(url), "hivlp_processes") == 2)
+        assert stays in children(process.pid)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(STOP_S) == 0
 
 
 def test_what_was_accepted_is_finished_and_readiness_is_red_meanwhile(home: Path) -> None:
