@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import orjson
+from python_multipart.multipart import parse_options_header
 from starlette.datastructures import UploadFile
 from starlette.requests import Request
 
@@ -31,6 +32,7 @@ from hivlp.service.settings import Limits
 # Fields of a form whose value is a text; every other is written as JSON: k=5, rerank=false.
 TEXT_FIELDS = frozenset({"index", "snapshot", "modality", "plan"})
 MAX_FORM_FIELDS = 64
+UTF_8 = frozenset({b"utf-8", b"utf8"})
 # The field with a broken text is looked for in bodies up to this size; it takes time.
 MAX_BLAMED_BYTES = 128 << 10
 # What is larger is parsed in a thread.
@@ -256,10 +258,10 @@ async def read_item(
 
 
 async def _read_form(request: Request, max_image_bytes: int) -> tuple[dict[str, Any], bytes | None]:
-    try:
-        return await _parse_form(request, max_image_bytes)
-    except UnicodeError as error:
-        raise Malformed("the form can't be read in the charset that it names") from error
+    _, options = parse_options_header(request.headers["content-type"])
+    if options.get(b"charset", b"utf-8").lower() not in UTF_8:
+        raise ServiceError(415, "unsupported_media_type", "the charset of a form must be utf-8")
+    return await _parse_form(request, max_image_bytes)
 
 
 async def _parse_form(

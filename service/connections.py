@@ -1,11 +1,13 @@
 """One connection of the server: uvicorn's, with bounds on what comes before a request is one.
 
-uvicorn over httptools waits for ever for a request's head, takes one of any size, and discards for
-ever what is still sent of a body once it was answered. Here a head has a size and a time, a body
-that nobody reads any more a time, and an answer that isn't fetched too. Where a client is refused
-while it still sends, it is told so before the connection ends: the socket is closed for writing
-first, and what comes meanwhile is dropped; closed at once, the client would see a reset and not the
-answer.
+uvicorn over httptools waits for ever for a request's head, takes one of any size, queues as many
+requests as are sent before the first is answered, and discards for ever what is still sent of a
+body once it was answered. Here a head has a size and a time, a body that nobody reads any more a
+time, and an answer that isn't fetched too. Of requests sent ahead a few wait for their turn; what
+comes behind those is not read, and the last that waits is told that the connection ends. Where a
+client is refused while it still sends, it is told so before the connection ends: the socket is
+closed for writing first, and what comes meanwhile is dropped; closed at once, the client would see
+a reset and not the answer.
 """
 
 from __future__ import annotations
@@ -32,6 +34,10 @@ if TYPE_CHECKING:
 LINGER_S = 2.0
 # Connections beyond the limit that are told so; those beyond these are dropped.
 TOLD = 64
+# Requests of one connection that wait for those before them; an answered one frees no place.
+MAX_PIPELINED = 16
+# Times `answer_timeout_s` that a client may take which does read, but slowly.
+READING_SHARE = 20
 # Of a message whose head is here; framing of tiny chunks is several times the body.
 WIRE_SHARE, WIRE_MORE = 8, 64 * KIB
 
@@ -77,6 +83,9 @@ class Connection(HttpToolsProtocol):
         self._bytes = 0  # of the head, or of all that follows it
         self._lingering = False
         self._offered = False  # another protocol, which is to be passed over
+        self._full = False  # of requests sent ahead: nothing is parsed any more
+        self._unread_bytes = 0  # of answers, when that was looked at last
+        self._reader_due_s = 0.0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin to wait for a head, unless there are too many that do."""
@@ -107,6 +116,9 @@ class Connection(HttpToolsProtocol):
             if self._bytes > self._max_wire_bytes:
                 self.transport.abort()
             return
+        if self._full:  # whoever waits for a body lets it be read on
+            self.flow.pause_reading()
+            return
         self._unset_keepalive_if_required()
         if self._whole and self._timer is None:
             self._set_timer(self._settings.head_timeout_s, self._head_is_late)
@@ -131,6 +143,8 @@ class Connection(HttpToolsProtocol):
             elif self.cycle is not None:  # CONNECT, and what follows is not HTTP
                 self.cycle.keep_alive = False
         except httptools.HttpParserError:
+            if self._full:
+                return
             self._refuse(Problem(400, "malformed_request", "this is not HTTP/1.1"))
 
     def _head_without_offer(self) -> bytes:
@@ -170,6 +184,9 @@ class Connection(HttpToolsProtocol):
         if size > most.max_head_bytes or len(self.headers) > most.max_headers:
             self._refuse_head()
             return
+        if len(self.pipeline) >= MAX_PIPELINED:
+            self._stop_parsing()
+            raise _Full
         if self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT":
             # httptools takes what follows, a body too, for the other protocol.
             self._offered = True
@@ -202,6 +219,8 @@ class Connection(HttpToolsProtocol):
             self.pipeline.clear()
             return
         super().on_response_complete()
+        if self.pipeline or self._full:  # uvicorn reads on
+            self.flow.pause_reading()
         if self._whole or self.pipeline or self.transport.is_closing():
             return
         self._unset_keepalive_if_required()
@@ -211,9 +230,7 @@ class Connection(HttpToolsProtocol):
     def pause_writing(self) -> None:
         """The client does not fetch what was written."""
         super().pause_writing()
-        if self._reader_timer is None:
-            wait_s = self._settings.answer_timeout_s
-            self._reader_timer = self.loop.call_later(wait_s, self._reader_is_late)
+        self._watch_reader()
 
     def resume_writing(self) -> None:
         """It does."""
@@ -244,7 +261,8 @@ class Connection(HttpToolsProtocol):
         """Close; where the client doesn't take what was written, give it up."""
         if not self.transport.is_closing():
             self.transport.close()
-            self._set_timer(self._settings.answer_timeout_s, self.transport.abort)
+            self._stop_timer()
+            self._watch_reader()
 
     def _set_timer(self, wait_s: float, then: Callable[[], None]) -> None:
         self._stop_timer()
@@ -266,9 +284,35 @@ class Connection(HttpToolsProtocol):
             message = f"the head of the request did not come within {limit_s:g} s"
             self._refuse(Problem(408, "head_timeout", message))
 
+    def _watch_reader(self) -> None:
+        """Give up a client that leaves what was written unread."""
+        if self._reader_timer is not None:
+            return
+        wait_s = self._settings.answer_timeout_s
+        self._reader_due_s = self.loop.time() + READING_SHARE * wait_s
+        self._look_again()
+
+    def _look_again(self) -> None:
+        self._unread_bytes = self.transport.get_write_buffer_size()
+        wait_s = self._settings.answer_timeout_s
+        self._reader_timer = self.loop.call_later(wait_s, self._reader_is_late)
+
     def _reader_is_late(self) -> None:
+        reads = self.transport.get_write_buffer_size() < self._unread_bytes
+        if reads and self.loop.time() < self._reader_due_s:
+            self._look_again()
+            return
         self._count("answer_timeout")
         self.transport.abort()
+
+    def _stop_parsing(self) -> None:
+        """So many requests wait that no more are taken: the last of them is answered, and then
+        the connection ends.
+        """
+        self._full = True
+        self._count("pipeline_too_long")
+        self.flow.pause_reading()
+        self.cycle.keep_alive = False
 
     def _refuse_head(self) -> None:
         most = self._settings
@@ -298,6 +342,10 @@ class Connection(HttpToolsProtocol):
         self.transport.write(STATUS_LINE[problem.status] + head.encode() + body)
         self._whole = False
         self.close_for_writing()
+
+
+class _Full(Exception):
+    """Ends the parsing of what was read, from within it."""
 
 
 class _Closing:

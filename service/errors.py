@@ -226,7 +226,9 @@ def _of_validation(error: ValidationError | RequestValidationError) -> Problem:
 
 
 def _clipped(text: str) -> str:
-    return text if len(text) <= MAX_QUOTED_CHARS else f"{text[:MAX_QUOTED_CHARS]}…"
+    """What may be written as JSON, whatever was sent: half of a surrogate pair as its escape."""
+    cut = text if len(text) <= MAX_QUOTED_CHARS else f"{text[:MAX_QUOTED_CHARS]}…"
+    return cut.encode("utf-8", "backslashreplace").decode()
 
 
 def problem_response(problem: Problem, request_id: str) -> Response:

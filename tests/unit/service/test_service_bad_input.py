@@ -493,14 +493,3 @@ def test_what_was_sent_is_not_quoted_without_end() -> None:
     long = "k" * 1_000_000
     error = Problem(422, "unknown_field", f"{long}: is no field", long).body("1")["error"]
     assert len(error["message"]) == len(error["param"]) == MAX_QUOTED_CHARS + 1
-
-
-@pytest.mark.parametrize("charset", ["undefined", "punycode"])
-def test_a_form_in_a_charset_that_does_not_fit_is_refused(
-    shared: httpx.Client, charset: str
-) -> None:
-    body = b'--x\r\nContent-Disposition: form-data; name="k"\r\n\r\n\xff.\xff\r\n--x--\r\n'
-    kind = {"Content-Type": f"multipart/form-data; boundary=x; charset={charset}"}
-    response = shared.post("/search/image", content=body, headers=kind)
-    expect(response, 400, "malformed_body", None)
-    still_works(shared)

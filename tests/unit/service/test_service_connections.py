@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import logging
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
+import uvicorn
 from pydantic import SecretStr
+from starlette.types import Receive, Scope, Send
+from uvicorn.server import ServerState
 
 from hivlp.service.app import create_app
 from hivlp.service.bounds import ConnectionSettings
-from hivlp.service.connections import TOLD
+from hivlp.service.connections import MAX_PIPELINED, TOLD, Connection
 from hivlp.service.keys import KeySettings
 from tests.unit.service.fakes_service import World
 from tests.unit.service.serving_app import SMALL, await_ready, serving
@@ -24,6 +29,7 @@ from tests.unit.service.serving_app import SMALL, await_ready, serving
 HASTY = ConnectionSettings(
     max=8, max_head_bytes=2_048, max_headers=20, head_timeout_s=0.3, answer_timeout_s=0.5
 )
+GET = b"GET /livez HTTP/1.1\r\n\r\n"
 SEARCH = b'{"query": "red"}'
 
 
@@ -69,6 +75,17 @@ class Wire:
             while True:
                 self.send(data)
                 time.sleep(0.001)
+
+    def send_while_taken(self, data: bytes) -> None:
+        with contextlib.suppress(OSError):
+            self.send(data)
+
+    def answers_until_it_ends(self) -> list[tuple[int, dict[str, str], Any]]:
+        answers = []
+        with contextlib.suppress(ConnectionError):
+            while self._file.peek(1):
+                answers.append(self.answer())
+        return answers
 
     def close(self) -> None:
         self._file.close()
@@ -309,11 +326,60 @@ def test_a_proxy_is_not_to_be_had_here(hasty: httpx.Client) -> None:
         assert one.ended()
 
 
-def test_who_does_not_read_the_answer_is_given_up() -> None:
-    with served() as client:
-        with wire(client, received_bytes=4_096) as one, contextlib.suppress(ConnectionError):
-            for _ in range(100):
-                one.send(b"GET /openapi.json HTTP/1.1\r\n\r\n" * 30)
-            while rejected(client, "answer_timeout") == 0:
-                time.sleep(0.05)
-        assert rejected(client, "answer_timeout") == 1
+def test_requests_are_not_queued_without_end(hasty: httpx.Client) -> None:
+    before = rejected(hasty, "pipeline_too_long")
+    with wire(hasty) as one:
+        sender = threading.Thread(target=one.send_while_taken, args=(GET * 100_000,))
+        sender.start()
+        answers = one.answers_until_it_ends()
+        sender.join()
+    assert 1 + MAX_PIPELINED <= len(answers) < 1_000
+    assert [headers.get("connection") for _, headers, _ in answers[:-1]] == [None] * (
+        len(answers) - 1
+    )
+    assert answers[-1][1]["connection"] == "close"
+    assert rejected(hasty, "pipeline_too_long") == before + 1
+
+
+@pytest.mark.parametrize("offer", ["", "Connection: Upgrade\r\nUpgrade: h2c\r\n"])
+def test_one_read_queues_a_few_requests_whatever_it_holds(offer: str) -> None:
+    queued = asyncio.run(queued_of((f"GET /livez HTTP/1.1\r\n{offer}\r\n").encode() * 10_000))
+    assert queued == MAX_PIPELINED
+
+
+async def queued_of(data: bytes) -> int:
+    """How many requests wait once all this came in one read, and how the transport was left."""
+
+    async def stuck(scope: Scope, receive: Receive, send: Send) -> None:
+        await asyncio.Event().wait()
+
+    config = uvicorn.Config(stuck, log_config=None)
+    config.load()
+    made = Connection(
+        HASTY, 10**8, str, float, config=config, server_state=ServerState(), app_state={}
+    )
+    transport = QuietTransport()
+    made.connection_made(transport)
+    made.data_received(data)
+    made.data_received(data)
+    assert not transport.reading
+    queued = len(made.pipeline)
+    for task in made.tasks:
+        task.cancel()
+    made.connection_lost(None)
+    return queued
+
+
+class QuietTransport(asyncio.Transport):
+    """Knows whether more is to be read, and sends nothing."""
+
+    reading = True
+
+    def pause_reading(self) -> None:
+        self.reading = False
+
+    def resume_reading(self) -> None:
+        self.reading = True
+
+    def close(self) -> None:
+        pass
