@@ -20,6 +20,7 @@ from hivlp.index.snapshot.manifest import MANIFEST_NAME, WidthRecord, read_manif
 from hivlp.index.snapshot.store import SnapshotStore
 from hivlp.models.artifact import file_record
 from hivlp.models.levels import EarlyOutput, FloatArray, nested_prefix, normalise
+from hivlp.service.overlap import PlanRun
 from hivlp.service.overlap import run_plan as overlapped
 from hivlp.service.timeline import Timeline
 from tests.fakes import DIMS, specs, unit_vectors, write_snapshot
@@ -107,7 +108,7 @@ def test_the_service_s_pipeline_runs_a_graph_plan_and_skips_the_level_between(
     plan = searcher.plan(PlanRequest("image", "text", 10))
     exits = outputs(QUERIES[:1])
     early = iter([EarlyOutput(level, vectors) for level, vectors in exits.items()])
-    found = overlapped(searcher, plan, "image", early, Timeline())
+    found = overlapped(PlanRun(searcher, plan, "image", Timeline()), early)
     assert found.level == 3
     assert sorted(found.kept) == [1, 3]
     expected = run_plan(searcher, "image", plan, exits)[0]

@@ -213,11 +213,15 @@ def test_bodies_on_their_way_are_bounded_together_and_small_ones_go_on() -> None
 def test_a_client_that_leaves_gives_its_room_back() -> None:
     app = create_app(SMALL.model_copy(update={"limits": HELD}), load=World().load)
     with serving(app) as client:
+        room = app.state.hivlp.body_room
         for i in range(1, 6):
-            begin(client, 190_000, 189_000).close()
+            leaver = begin(client, 190_000, 189_000)
+            while not room.held:  # it is being read: leaving before would be no request at all
+                time.sleep(0.01)
+            leaver.close()
             left = f'_seconds_count{{route="/search/text",status="499"}} {i}.0'
             while left not in client.get("/metrics").text:
                 time.sleep(0.01)
-            assert app.state.hivlp.body_room.held == 0
+            assert room.held == 0
         large = {"query": "red", "filter": {"x": " " * 190_000}}
         assert client.post("/search/text", json=large).status_code == 422
