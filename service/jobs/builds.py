@@ -88,8 +88,16 @@ class Builds:
 
 
 async def _count(tally: Tally) -> None:
+    """For ever: what can't be read now is counted later, and ends no build that runs."""
+    said = ""
     while True:
-        await asyncio.to_thread(tally.look)
+        try:
+            await asyncio.to_thread(tally.look)
+            said = ""
+        except OSError as error:
+            if str(error) != said:
+                log.warning("builds can't be counted now: %s", error)
+            said = str(error)
         await asyncio.sleep(COUNT_S)
 
 

@@ -273,10 +273,9 @@ class Waiting:
             if build_id in self._ended:
                 continue
             with contextlib.suppress(NoSuchBuild):
-                build = self._records.get(build_id)
-                found.append(build)
-                if not build.waiting:
-                    self._ended.add(build_id)
+                found.append(self._records.get(build_id))
+        # In the end: where one can't be read, those before it were told to nobody.
+        self._ended.update(build.id for build in found if not build.waiting)
         return found
 
 
