@@ -268,12 +268,13 @@ class _Process:
                         self._records.tell(self._build.id, found)
 
     def _listen(self, said: IO[bytes]) -> None:
-        """Keep what it says: all of it in a file, up to a limit, and the end of it here."""
-        left = MAX_LOG_BYTES
+        """Keep what it says, as tries before it did: all in a file, up to a limit, and the end of
+        it here.
+        """
         file = self._records.folder / self._build.id / "log.txt"
         with said:
             while chunk := os.read(said.fileno(), 1 << 16):
                 self._said += chunk
                 del self._said[:-MAX_SAID_BYTES]
                 with suppress(OSError), file.open("ab") as log_file:
-                    left -= log_file.write(chunk[: max(0, left)])
+                    log_file.write(chunk[: max(0, MAX_LOG_BYTES - log_file.tell())])

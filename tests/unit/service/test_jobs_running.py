@@ -196,6 +196,17 @@ def test_its_last_words_are_the_reason_and_its_log_has_an_end(place: Place) -> N
     assert (place.records.folder / build.id / "log.txt").stat().st_size == MAX_LOG_BYTES
 
 
+def test_all_tries_of_one_share_the_bounds_of_its_log(place: Place) -> None:
+    build_id = place.submit("talk")
+    log = place.records.folder / build_id / "log.txt"
+    log.write_bytes(b"a try that died\n" * (MAX_LOG_BYTES // 16 - 1))
+    place.run(build_id)
+    kept = log.read_bytes()
+    assert len(kept) == MAX_LOG_BYTES
+    assert kept.startswith(b"a try that died\n")
+    assert kept.endswith(b"x" * 16)
+
+
 def test_somebody_else_waits_until_it_has_ended(place: Place) -> None:
     build_id = place.submit("sleep")
     with place.running(build_id):
