@@ -17,9 +17,10 @@ from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
-from saq.job import TERMINAL_STATUSES, Job
+from saq.job import TERMINAL_STATUSES, Job, Status
 from saq.queue.redis import RedisQueue
 
+from hivlp.service.jobs.errors import NoSuchBuild
 from hivlp.service.jobs.records import Build, BuildRecords, Waiting
 from hivlp.service.settings import Settings, SettingsError
 
@@ -36,7 +37,15 @@ TROUBLE = (RedisError, OSError, TimeoutError)
 
 
 class PatientQueue(RedisQueue):
-    """SAQ's queue, for a worker that outlives its Redis: SAQ itself would ask again at once."""
+    """SAQ's queue, for workers that outlive their Redis, and whose builds do.
+
+    Notable: SAQ begins again what it heard nothing of. Of a Redis that was gone nobody was heard,
+    so here the lock on a build has the last word.
+    """
+
+    def __init__(self, redis: Redis, name: str, records: BuildRecords) -> None:
+        super().__init__(redis, name, dump=json.dumps, load=json.loads)
+        self._records = records
 
     async def dequeue(self, timeout: float = 0.0, poll_interval: float = 0.0) -> Job | None:
         """The next job; None, after a while, where Redis can't be asked."""
@@ -46,6 +55,42 @@ class PatientQueue(RedisQueue):
             log.warning("can't ask Redis for builds: %s", type(error).__name__)
             await asyncio.sleep(AGAIN_S)
             return None
+
+    async def sweep(self, lock: int = 60, abort: float = 5.0) -> list[str]:  # noqa: ARG002
+        """Queue what workers left that died; for whoever is the first in `lock` seconds."""
+        if not await self.redis.set(self._sweep, 1, nx=True, ex=lock):
+            return []
+        swept = []
+        active = await self.redis.lrange(self._active, 0, -1)  # type: ignore[misc]
+        for job_id in (one.decode("utf-8", "replace") for one in active):
+            with contextlib.suppress(ValueError, TypeError, KeyError):  # none that we put there
+                if await self._sweep_one(job_id):
+                    swept.append(job_id)
+        return swept
+
+    async def _sweep_one(self, job_id: str) -> bool:
+        job = await self._get_job_by_id(job_id)
+        if job is None:
+            async with self.redis.pipeline(transaction=True) as pipe:
+                pipe.lrem(self._active, 0, job_id)
+                pipe.zrem(self._incomplete, job_id)
+                await pipe.execute()
+            return True
+        if job.status == Status.ACTIVE and not job.stuck:
+            return False
+        if await asyncio.to_thread(self._lives, job.key):
+            return False
+        await self.retry(job, error=None)
+        return True
+
+    def _lives(self, build_id: str) -> bool:
+        """Whether somebody runs it, as far as can be told."""
+        try:
+            return self._records.held(self._records.get(build_id).id)
+        except NoSuchBuild:
+            return False
+        except OSError:
+            return True
 
 
 def make_queue(settings: Settings) -> PatientQueue:
@@ -62,7 +107,7 @@ def make_queue(settings: Settings) -> PatientQueue:
         retry=Retry(NoBackoff(), 0),
         socket_connect_timeout=CONNECT_S,
     )
-    return PatientQueue(redis, settings.jobs.queue, dump=json.dumps, load=json.loads)
+    return PatientQueue(redis, settings.jobs.queue, BuildRecords(settings.home))
 
 
 @contextlib.asynccontextmanager
@@ -100,7 +145,8 @@ class QueueRunner:
     async def _feed(self, queue: PatientQueue, waiting: list[Build]) -> None:
         for build in waiting:
             job = await queue.job(build.id)
-            if job is not None and job.status not in TERMINAL_STATUSES:
+            # Stuck: the worker died of one that a Redis which came back empty heard of from it.
+            if job is not None and job.status not in TERMINAL_STATUSES and not job.stuck:
                 continue
             if not await asyncio.to_thread(self._records.held, build.id):
                 await queue.enqueue(self._job(build))
