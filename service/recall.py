@@ -72,6 +72,8 @@ class Checked:
 class Recent:
     """Mean ANN recall of the last `checks` queries of a version: at 10, or at the k of those that
     asked for fewer. NaN without any.
+
+    Without those that allowed early exits, which promise the right items, not the same ten.
     """
 
     mean: float
@@ -92,7 +94,7 @@ class RecallWatch:
             settings.share, settings.max_per_s, spare, metrics.skipped, metrics.used
         )
         self._lock = threading.Lock()
-        self._checked: dict[str, OrderedDict[str, deque[Checked]]] = {}
+        self._checked: dict[str, OrderedDict[str, dict[str, deque[Checked]]]] = {}
 
     @property
     def on(self) -> bool:
@@ -119,8 +121,10 @@ class RecallWatch:
         """How a version did lately, and what changed upon it. Safe for any thread."""
         with self._lock:
             versions = self._checked.get(index)
-            kept = list(versions[version]) if versions and version in versions else []
-        shares = [found / wanted for found, wanted in (one.ten or one.asked for one in kept)]
+            plans = versions.get(version, {}) if versions else {}
+            kept = [one for plan, checked in plans.items() if plan != EARLY for one in checked]
+        full = [one.ten or one.asked for one in kept]
+        shares = [found / wanted for found, wanted in full]
         return Recent(math.fsum(shares) / len(shares) if shares else math.nan, len(shares))
 
     def _check(self, sample: Sample, catalogue: Catalogue) -> Checked:
@@ -177,11 +181,12 @@ class RecallWatch:
         index = sample.options.index
         with self._lock:
             versions = self._checked.setdefault(index, OrderedDict())
-            kept = versions.setdefault(checked.version, deque(maxlen=self._settings.window))
+            plans = versions.setdefault(checked.version, {})
+            kept = plans.setdefault(checked.plan, deque(maxlen=self._settings.window))
             kept.append(checked)
             while len(versions) > VERSIONS:
                 versions.popitem(last=False)
-            own = [one for one in kept if one.plan == checked.plan]
+            own = list(kept)
         self._metrics.note(index, checked.plan, "asked", checked.asked, [c.asked for c in own])
         if checked.ten is not None:
             tens = [c.ten for c in own if c.ten is not None]

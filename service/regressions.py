@@ -1,8 +1,9 @@
 """An activation that made answers worse is taken back, once, by whichever process notices.
 
-What is compared is ANN recall of live queries: of the version activated, with that of the version
-before, or, where too few of its answers were checked, with what the build promised. Only an
-activation that was asked for is looked after: never a rollback, so two versions can't take turns.
+What is compared is ANN recall of live queries, of all processes, which tell each other while there
+is something to look after: of the version activated, with that of the version before, or, where too
+few of its answers were checked, with what the build promised. Only an activation that was asked for
+is looked after: never a rollback, so two versions can't take turns.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import time
 from typing import Protocol
 
 from hivlp.index.snapshot.activation import built_from
-from hivlp.index.snapshot.activation_files import Outcome, Request
+from hivlp.index.snapshot.activation_files import Outcome, Request, Tally
 from hivlp.index.snapshot.manifest import SnapshotManifest
 from hivlp.models.errors import HivlpError
 from hivlp.service.activation_settings import ActivationSettings
@@ -63,6 +64,7 @@ class Regressions:
         self._source = source
         self._settings = settings
         self._metrics = metrics
+        self._few: dict[str, str] = {}
 
     async def run(self) -> None:
         """Look every second, for ever."""
@@ -76,7 +78,10 @@ class Regressions:
         try:
             ended = self._recent_activation(name)
             reason = None if ended is None else self._worse(name, ended)
-            if ended is None or reason is None:
+            if ended is None:
+                self._tell_few(name)
+                return
+            if reason is None:
                 return
             request = self._back(name, ended.request, reason)
             if request is None or not self._stager.asked(name, request):
@@ -106,25 +111,38 @@ class Regressions:
 
     def _worse(self, name: str, ended: Outcome) -> str | None:
         """What got worse, in words; None where nothing is known to."""
-        request = ended.request
-        now = self._watch.recent(name, self._built(name, request.version))
-        if now.checks < self._settings.recall_checks:
+        request, enough = ended.request, self._settings.recall_checks
+        version, previous = (self._built(name, v) for v in (request.version, request.previous))
+        own = {v: self._own(name, v) for v in (version, previous)}
+        summed = self._stager.recall(name, {v: tally for v, tally in own.items() if tally.checks})
+        now, before = summed.get(version), summed.get(previous)
+        if now is None or now.checks < enough:
+            checks = 0 if now is None else now.checks
+            self._few[name] = f"version {request.version}: {checks} of {enough} answers"
             return None
-        expected = self._before(name, request.previous)
-        if expected is None:
+        self._few.pop(name, None)
+        if before is not None and before.checks >= enough:
+            expected: float | None = before.found / before.checks
+        else:
             expected = promised(self._source.store.manifest(name, request.version))
-        if expected is None or now.mean >= expected - self._settings.recall_drop:
+        mean = now.found / now.checks
+        if expected is None or mean >= expected - self._settings.recall_drop:
             return None
         return (
-            f"ANN recall of {now.checks} queries on version {request.version} is {now.mean:.3f}; "
+            f"ANN recall of {now.checks} queries on version {request.version} is {mean:.3f}; "
             f"{expected:.3f} was expected"
         )
 
-    def _before(self, name: str, version: str) -> float | None:
-        if not version:
-            return None
-        before = self._watch.recent(name, self._built(name, version))
-        return before.mean if before.checks >= self._settings.recall_checks else None
+    def _own(self, name: str, version: str) -> Tally:
+        recent = self._watch.recent(name, version)
+        found = recent.mean * recent.checks if recent.checks else 0.0
+        return Tally(found=found, checks=recent.checks)
+
+    def _tell_few(self, name: str) -> None:
+        """Say that looking after an activation has ended, and told nothing."""
+        few = self._few.pop(name, None)
+        if few is not None:
+            log.warning("index %s, %s were checked: too few to tell a loss of recall", name, few)
 
     def _built(self, name: str, version: str) -> str:
         return built_from(self._source.store, name, version)

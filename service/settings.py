@@ -192,6 +192,12 @@ class Settings(BaseSettings):
     trace: TraceSettings = TraceSettings()
     jobs: JobSettings = JobSettings()
 
+    @model_validator(mode="after")
+    def _enough_are_remembered(self) -> Self:
+        if self.recall.share and self.activation.recall_checks > self.recall.window:
+            raise ValueError("activation.recall_checks may be at most recall.window")
+        return self
+
     @classmethod
     def settings_customise_sources(
         cls,

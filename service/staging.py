@@ -12,7 +12,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 
@@ -26,6 +26,7 @@ from hivlp.index.snapshot.activation_files import (
     Report,
     Request,
     State,
+    Tally,
     read_canaries,
 )
 from hivlp.models.errors import HivlpError
@@ -138,9 +139,7 @@ class Stager:
 
         Raises SnapshotError, NotWritable.
         """
-        member = self._members.get(name)
-        if member is None:
-            raise NotWritable("this process takes no part in activations; the log says why")
+        member = self._member(name)
         try:
             request = self._activations[name].ask(
                 kind,
@@ -175,6 +174,21 @@ class Stager:
         reports = activations.reports(request) if name in self._members else []
         return Activation(request, ended, tuple(_as_of(ended, r) for r in reports if r.serves))
 
+    def recall(self, name: str, own: Mapping[str, Tally]) -> dict[str, Tally]:
+        """By built version, how the answers of all processes did; `own` is of this one's.
+
+        Raises SnapshotError, OSError, NotWritable.
+        """
+        self._member(name).tell_recall(own)
+        activations, summed = self._activations[name], dict[str, Tally]()
+        for said in activations.told():
+            for version, tally in said.recall.items():
+                before = summed.get(version, Tally(found=0.0, checks=0))
+                summed[version] = Tally(
+                    found=before.found + tally.found, checks=before.checks + tally.checks
+                )
+        return summed
+
     def take(self, name: str) -> bool:
         """Serve what is staged, if it is what is active now. Raises HivlpError."""
         with self._lock:
@@ -186,6 +200,12 @@ class Stager:
             self._close(name)
         self._report(name, staged.request, "serving")
         return True
+
+    def _member(self, name: str) -> Member:
+        member = self._members.get(name)
+        if member is None:
+            raise NotWritable("this process takes no part in activations; the log says why")
+        return member
 
     def _is_next(self, name: str, request: Request) -> bool:
         """Whether the pointer has moved to what is staged, or by now to what was made from it.

@@ -37,6 +37,7 @@ from hivlp.index.build.rewrite import rewritten, side_rows
 from hivlp.index.candidates import RowArray
 from hivlp.index.errors import BuildError, CorpusError, SnapshotError
 from hivlp.index.snapshot import layout
+from hivlp.index.snapshot.activation import Activations
 from hivlp.index.snapshot.amend import Held, hold, turn
 from hivlp.index.snapshot.durable import replace_text
 from hivlp.index.snapshot.erasures import (
@@ -117,6 +118,7 @@ def _erase(
         if version in having:
             version = rewritten(store, name, known, quiet)
         builds = [path for path in folder.glob(f"{BUILDING}*") if in_use(path)]
+    Activations(store, name).drop_erased()  # whoever has its version ready lets go of it then
     removed, left = _removed(store, name, having, wait_s)
     left += tuple(path.name for path in _gone(builds, wait_s) if traces.hashes)
     for path in leftovers(folder, pulls=True):

@@ -18,9 +18,10 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import threading
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hivlp.index.errors import ActivationUnderWay, SnapshotError
@@ -34,9 +35,11 @@ from hivlp.index.snapshot.activation_files import (
     Report,
     Request,
     State,
+    Tally,
     read_file,
     write_file,
 )
+from hivlp.index.snapshot.amend import holds_erased
 from hivlp.index.snapshot.pointer import locked, write_history
 from hivlp.index.snapshot.store import SnapshotStore
 
@@ -45,6 +48,7 @@ MAX_LOSSES = 2
 """So many members that died while they staged a version are no accident: it is dropped."""
 LOCKED, SAID = ".lock", ".json"
 GONE = "whoever asked for it, and all that serve the index, are gone"
+ERASED = "items in it were erased: it is not to be searched any more"
 UNVERIFIED = "the process that was to verify it is gone: ask again"
 MOVED = "the pointer moved meanwhile: look, and roll back again"
 
@@ -82,6 +86,13 @@ class Activations:
         """
         with locked(self._folder):
             return [self._report(member, request) for member in self._living(request)[0]]
+
+    def told(self) -> list[Report]:
+        """What each live member said last, whatever about. Raises SnapshotError, OSError."""
+        with locked(self._folder):
+            living = self._living(self.pending())[0]
+            said = [read_file(self._path / f"{member}{SAID}", Report) for member in living]
+        return [report for report in said if report is not None]
 
     def join(self, *, serves: bool) -> Member:
         """Take part from now on; `serves` False: only until what is asked for has ended.
@@ -131,6 +142,8 @@ class Activations:
             self.store.quarantine(self.name).refuse(wanted)
             if active == wanted:
                 return None
+            if holds_erased(self.store, self.name, wanted):
+                raise SnapshotError(self.name, wanted, ERASED)
             request = Request(
                 id=uuid.uuid4().hex,
                 kind=kind,
@@ -145,6 +158,15 @@ class Activations:
             )
             write_file(self._path / REQUEST, request)
             return request
+
+    def drop_erased(self) -> None:
+        """Give up a request for a version with items that were erased since.
+
+        By whoever erases. Raises SnapshotError, OSError.
+        """
+        request = self.pending()
+        if request is not None and holds_erased(self.store, self.name, request.version):
+            self.drop(request, ERASED)
 
     def note_verified(self, request: Request) -> None:
         """Tell that every file of its version was hashed. Raises SnapshotError, OSError."""
@@ -208,6 +230,8 @@ class Activations:
         try:
             self.store.path(self.name, request.version)
             self.store.quarantine(self.name).refuse(request.version)
+            if holds_erased(self.store, self.name, request.version):
+                raise SnapshotError(self.name, request.version, ERASED)
         except SnapshotError as error:
             self._end(request, error.reason, active=False)
             return
@@ -280,9 +304,10 @@ class Member:
     def __init__(self, folder: Path, serves: bool) -> None:
         self.name = f"{os.getpid()}-{uuid.uuid4().hex[:12]}"
         self._folder = folder
-        self._serves = serves
         self._left = False
-        self.report("", "serving")
+        self._changing = threading.Lock()
+        self._said = Report(request="", state="serving", pid=os.getpid(), serves=serves)
+        self._write()
         self._lock = os.open(self._path(LOCKED), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -292,15 +317,26 @@ class Member:
 
     def report(self, request: str, state: State, reason: str = "") -> None:
         """Tell what was done about a request, unless it has left. Raises OSError."""
-        if self._left:
-            return
-        pid = os.getpid()
-        said = Report(request=request, state=state, pid=pid, serves=self._serves, reason=reason)
-        write_file(self._path(SAID), said)
+        with self._changing:
+            update = {"request": request, "state": state, "reason": reason}
+            self._said = self._said.model_copy(update=update)
+            self._write()
+
+    def tell_recall(self, recall: Mapping[str, Tally]) -> None:
+        """Tell how its answers did, for all to sum up. Raises OSError."""
+        with self._changing:
+            if recall != self._said.recall:
+                self._said = self._said.model_copy(update={"recall": dict(recall)})
+                self._write()
+
+    def _write(self) -> None:
+        if not self._left:
+            write_file(self._path(SAID), self._said)
 
     def leave(self) -> None:
         """Take part no longer."""
-        self._left = True
+        with self._changing:
+            self._left = True
         for suffix in (LOCKED, SAID):
             with contextlib.suppress(OSError):
                 self._path(suffix).unlink()

@@ -94,14 +94,25 @@ class Request(_File):
     verified: bool = False
 
 
+class Tally(_File):
+    """ANN recall of `checks` live queries of one version: the sum of the shares found."""
+
+    found: float
+    checks: int
+
+
 class Report(_File):
-    """What one member has done about the request of this id."""
+    """What one member has done about the request of this id.
+
+    `recall`: of its own answers, by built version, while an activation is looked after.
+    """
 
     request: str
     state: State
     pid: int
     serves: bool
     reason: str = ""
+    recall: dict[str, Tally] = Field(default_factory=dict)
 
 
 class Outcome(_File):

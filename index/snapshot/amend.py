@@ -55,6 +55,7 @@ from hivlp.index.snapshot.manifest import (
     write_manifest,
 )
 from hivlp.index.snapshot.metadata import MetadataError, fitted
+from hivlp.index.snapshot.names import version_time
 from hivlp.index.snapshot.shared import share_files
 from hivlp.index.snapshot.staging import Staging
 from hivlp.index.snapshot.store import SnapshotStore
@@ -301,6 +302,18 @@ def hold(
     except (OSError, ValueError, pa.ArrowInvalid) as error:
         raise SnapshotError(name, wanted, f"can't be read: {error}") from error
     return Held(path, manifest, catalogue, segments)
+
+
+def holds_erased(store: SnapshotStore, name: str, version: str) -> bool:
+    """Whether a version has anything of items that were erased since it was made.
+
+    Raises SnapshotError.
+    """
+    made_ns = version_time(version).timestamp() * 1e9
+    erased = read_erased(store.folder(name))
+    since = [int(short, 16) for short, at_ns in erased.items() if at_ns > made_ns]
+    hashes = np.array(since, np.uint64)
+    return bool(since) and hold(store, name, version, whole=True).mentions(hashes)
 
 
 def _fitted(change: Change, held: Held, kinds: dict[str, Kind]) -> Change:

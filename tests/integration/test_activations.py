@@ -288,7 +288,7 @@ def test_a_loss_of_recall_after_an_activation_takes_it_back_once(store: Snapshot
         look((0.99, 500), (0.95, 500))  # not by so much
         assert state(client).kind == "activate"
         look((0.99, 500), (0.93, 500))
-        until(lambda: served(client) == first)
+        until(lambda: served(client) == first and state(client).state == "active")
         after = state(client)
         assert (after.kind, after.state, after.snapshot) == ("rollback", "active", first)
         assert after.reason is not None

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import shutil
 import threading
+import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
+from hivlp.index.candidates import Candidates
+from hivlp.index.local_searcher import LocalSearcher
 from hivlp.index.snapshot.manifest import write_manifest
 from hivlp.index.snapshot.shared import share_files
 from hivlp.index.snapshot.store import SnapshotStore
@@ -23,12 +26,14 @@ from hivlp.service.loading import Loader
 from hivlp.service.metrics import Metrics
 from hivlp.service.regressions import Regressions
 from hivlp.service.serving import ServedVersion
-from hivlp.service.settings import ChangeSettings, Settings
+from hivlp.service.settings import CacheSettings, ChangeSettings, Settings
 from hivlp.service.state import ServingState
 from hivlp.service.swap import Swapper
+from hivlp.service.watch_settings import RecallSettings, SpareSettings
 from tests.integration.served_home import make_corpus, make_home
 from tests.integration.test_activations import FakeWatch, activate, served, state, until
 from tests.unit.service.serving_app import serving
+from tests.unit.service.test_service_metrics import read
 
 WAIT_S = 20
 
@@ -62,8 +67,8 @@ def calibrated(store: SnapshotStore, *, activate: bool = False) -> str:
         return staging.version
 
 
-def found(client: httpx.Client) -> list[str]:
-    answer = client.post("/search/text", json={"query": "red", "k": 5})
+def found(client: httpx.Client, query: str = "red", k: int = 5) -> list[str]:
+    answer = client.post("/search/text", json={"query": query, "k": k})
     assert answer.status_code == 200, answer.text
     return [hit["id"] for hit in answer.json()["hits"]]
 
@@ -158,3 +163,44 @@ def test_recall_that_was_lost_before_another_build_came_does_not_undo_that_build
         assert served(client) == version
         assert (state(client).kind, state(client).snapshot) == ("activate", version)
     assert store.history("default") == [first, version, mended]
+
+
+def test_recall_that_is_really_lost_is_summed_over_processes_and_takes_the_version_back(
+    store: SnapshotStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Level 1 never finds the best five. No process checks enough answers by itself."""
+    first = store.current("default")
+    version = calibrated(store)
+    step = LocalSearcher.step
+
+    def misses(searcher: LocalSearcher, searched: Any, stage: Any, *given: Any, **more: Any) -> Any:
+        bad = stage.level == 1 and searcher.info.version == version
+        wider = replace(stage, keep=stage.keep + 5) if bad else stage
+        found = step(searcher, searched, wider, *given, **more)
+        return [Candidates(f.rows[5:], f.scores[5:]) for f in found] if bad else found
+
+    monkeypatch.setattr(LocalSearcher, "step", misses)
+    settings = {
+        "recall": RecallSettings(share=1.0, max_per_s=1_000),
+        "spare": SpareSettings(core_share=1.0),
+        "cache": CacheSettings(max_bytes=0),
+        "activation": ActivationSettings(recall_checks=12, recall_drop=0.05),
+    }
+    apps = app_of(store, **settings), app_of(store, **settings)
+    with serving(apps[0]) as one, serving(apps[1]) as two:
+        activate(one, version)
+        until(lambda: all(served(client) == version for client in (one, two)))
+        for app, client in zip(apps, (one, two), strict=True):
+            watch = app.state.hivlp.recall
+            end = time.monotonic() + WAIT_S
+            while watch.recent("default", version).checks < 8 and time.monotonic() < end:
+                found(client, k=10)
+        until(lambda: state(one).kind == "rollback" and state(one).state == "active")
+        assert "ANN recall of" in str(state(one).reason)
+        for client in (one, two):
+            until(lambda client=client: served(client) == first)  # type: ignore[misc]
+        done = [
+            read(c).get(("hivlp_swap_total", (("result", "rolled_back"),)), 0) for c in (one, two)
+        ]
+        assert sum(done) == 1
+    assert store.history("default") == [first]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,8 @@ import pytest
 from hivlp.index.errors import SnapshotError
 from hivlp.index.snapshot.activation import UNVERIFIED, Activations, Member
 from hivlp.index.snapshot.activation_files import Kind, Request
+from hivlp.index.snapshot.amend import hold
+from hivlp.index.snapshot.erasures import add_erased, short_hash
 from hivlp.index.snapshot.store import SnapshotStore
 from tests.fakes import unit_vectors, write_snapshot
 from tests.unit.index.test_activation import asked, die, ended
@@ -52,6 +55,12 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
     for member in members:
         if (activations._path / f"{member.name}.lock").exists():
             member.leave()
+
+
+def one_id(scene: Scene, version: str) -> str:
+    """Of an item that the version has."""
+    table = hold(scene.store, "default", version).catalogue.table
+    return str(table.column("id")[0].as_py())
 
 
 @pytest.mark.parametrize("leaves", [False, True])
@@ -114,3 +123,38 @@ def test_what_is_asked_for_because_of_a_version_is_refused_when_another_is_activ
     assert scene.activations.pending() is None
     request = asked(scene.activations, first, scene.members[0], expected=newest)
     assert request.previous == newest
+
+
+def test_a_version_with_items_that_were_erased_since_is_not_asked_for(scene: Scene) -> None:
+    first, second, third = scene.store.versions("default")
+    add_erased(scene.store.folder("default"), [short_hash(one_id(scene, first))], time.time_ns())
+    for kind, version in (("activate", first), ("rollback", None)):
+        with pytest.raises(SnapshotError, match="items in it were erased"):
+            scene.activations.ask(kind, version, scene.members[0])  # type: ignore[arg-type]
+    assert (scene.active, scene.activations.pending()) == (third, None)
+    newest = scene.build(9)  # the item was put again: it may be rolled back to
+    scene.build(10)
+    scene.done("activate", newest)
+    assert scene.store.history("default")[:2] == [first, second]
+
+
+@pytest.mark.parametrize("noticed", [False, True])
+def test_a_version_whose_items_are_erased_while_it_is_staged_does_not_become_active(
+    scene: Scene, noticed: bool
+) -> None:
+    first, _, third = scene.store.versions("default")
+    asked(scene.activations, first, scene.members[0])
+    add_erased(scene.store.folder("default"), [short_hash(one_id(scene, first))], time.time_ns())
+    if noticed:  # by the erasure itself
+        scene.activations.drop_erased()
+        assert scene.activations.pending() is None
+    else:
+        request = scene.activations.pending()
+        assert request is not None
+        for member in scene.members:
+            member.report(request.id, "staged")
+        scene.activations.settle()
+    last = scene.activations.last()
+    assert last is not None
+    assert (last.active, scene.active) == (False, third)
+    assert "items in it were erased" in last.reason

@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
+from pydantic import ValidationError
 
 from hivlp.index.candidates import Candidates
 from hivlp.index.searcher import FoundItem
@@ -294,3 +295,21 @@ def test_what_scores_as_much_as_the_last_of_the_best_is_found(
     answered: Sequence[float], best: Sequence[float], k: int, expected: tuple[int, int]
 ) -> None:
     assert share_found(answered, items(*best), k) == expected
+
+
+def test_what_may_exit_early_is_measured_and_says_nothing_of_a_version() -> None:
+    """It promises the right item first, not the same ten: two versions differ by who allows it."""
+    with checking(World(searcher=Missing())) as live:
+        live.ask(k=3, early_exit=True)
+        samples = live.until_done(1)
+        assert live.watch.recent("default", VERSION).checks == 0
+        live.ask(k=3)
+        live.until_done(2)
+        assert live.watch.recent("default", VERSION).checks == 1
+    assert of(samples, "hivlp_ann_recall", "asked", "early_exit") == pytest.approx(2 / 3)
+
+
+def test_a_window_too_small_to_judge_an_activation_by_is_refused() -> None:
+    with pytest.raises(ValidationError, match=r"recall_checks may be at most recall\.window"):
+        Settings(recall=RecallSettings(window=99))
+    Settings(recall=RecallSettings(window=99, share=0.0))
