@@ -29,6 +29,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hivlp.models.errors import ArtifactCorrupt, ArtifactError
 from hivlp.models.levels import GalleryKind, LevelSpec, Modality
+from hivlp.models.stopping import go_on
 
 FORMAT_VERSION = 1
 Precision = Literal["fp32", "w8-heads"]
@@ -169,6 +170,7 @@ def file_record(path: Path) -> FileRecord:
     with path.open("rb") as stream:
         while chunk := stream.read(1 << 20):
             digest.update(chunk)
+            go_on()
     return FileRecord(sha256=digest.hexdigest(), size_bytes=path.stat().st_size)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from hivlp.index.snapshot.activation_files import Canary
 from hivlp.models.errors import HivlpError
+from hivlp.models.stopping import go_on
 from hivlp.service.queries import ItemQuery, Query, Setting, text_query
 from hivlp.service.schemas import SearchOptions
 from hivlp.service.serving import ServedVersion
@@ -25,8 +26,12 @@ class CanaryFailed(HivlpError):
 
 
 def check_canaries(served: ServedVersion, canaries: Sequence[Canary], limits: Limits) -> None:
-    """Run every canary on a version. Blocking. Raises CanaryFailed for the first that fails."""
+    """Run every canary on a version. Blocking.
+
+    Raises CanaryFailed for the first that fails, Stopped.
+    """
     for place, canary in enumerate(canaries):
+        go_on()
         try:
             ids = _found(served, canary, limits)
         except HivlpError as error:  # no such item, no encoder, nothing on that side

@@ -30,6 +30,7 @@ from hivlp.index.snapshot.activation_files import (
     read_canaries,
 )
 from hivlp.models.errors import HivlpError
+from hivlp.models.stopping import Stopped, until
 from hivlp.service.canary import check_canaries
 from hivlp.service.errors import NotWritable
 from hivlp.service.metrics import Metrics
@@ -96,6 +97,10 @@ class Stager:
                 self._members[name] = activations.join(serves=True)
             except (HivlpError, OSError) as error:
                 log.warning("index %s: follows its pointer alone: %s", name, error)
+
+    def stop(self) -> None:
+        """Give up what is being made ready: the service is to end."""
+        self._swapper.stopping.set()
 
     def leave(self) -> None:
         """Take part no longer, and close what is staged: once no thread stages any more."""
@@ -239,6 +244,8 @@ class Stager:
                 self._swapper.verify(name, request.version)
                 self._activations[name].note_verified(request)
             opened = self._ready(name, request)
+        except Stopped:  # and leaves: the others don't wait for it
+            return
         except Exception as error:
             expected = isinstance(error, (HivlpError, OSError))
             reason = str(error) if expected else f"{type(error).__name__}: {error}"
@@ -259,7 +266,8 @@ class Stager:
         canaries = self._canaries(name, request)
         opened = self._swapper.stage(name, request.version)
         try:
-            check_canaries(opened.served, canaries, self._limits)
+            with until(self._swapper.stopping):
+                check_canaries(opened.served, canaries, self._limits)
         except BaseException:
             opened.served.close()
             raise

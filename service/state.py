@@ -235,9 +235,11 @@ class ServingState:
             self._tasks.start(f"publishing items of index {name}", writer.run)
 
     def stop_changes(self) -> None:
-        """Take no more changes of items, and refuse those that wait: the service is to end."""
+        """Refuse changes of items, and make no version ready any more: the service is to end."""
         for writer in self._writers.values():
             writer.stop()
+        if self._stager is not None:
+            self._stager.stop()
 
     def _swapped(self, name: str) -> None:
         """Another version is served: in a thread."""

@@ -27,6 +27,7 @@ from hivlp.index.snapshot.manifest import SnapshotManifest
 from hivlp.index.snapshot.names import ERASED
 from hivlp.index.snapshot.quarantine import from_error, is_lasting
 from hivlp.models.errors import HivlpError
+from hivlp.models.stopping import Stopped, until
 from hivlp.service.metrics import Metrics
 from hivlp.service.serving import Catalogue, ServedVersion, Source
 
@@ -70,6 +71,7 @@ class Swapper:
         self._locks = {name: threading.Lock() for name in catalogue.indexes}
         self.take_staged: Callable[[str], bool] = lambda _: False
         """Serves the active version of an index, if it was made ready before it was active."""
+        self.stopping = threading.Event()  # then what is being made ready is given up
         self._failed: dict[str, _Trouble] = {}
         self._said: dict[str, _Trouble] = {}
 
@@ -148,7 +150,8 @@ class Swapper:
     def verify(self, name: str, version: str) -> None:
         """Hash every file of a version; quarantine it where it is corrupt. Raises SnapshotError."""
         try:
-            self._source.store.open(name, version).close()
+            with until(self.stopping):
+                self._source.store.open(name, version).close()
         except SnapshotError as error:
             self._quarantine(name, version, error)
             raise
@@ -195,8 +198,9 @@ class Swapper:
         began = time.monotonic()
         served: ServedVersion | None = None
         try:
-            served = self._source.open(name, version)
-            self._source.make_ready(served)
+            with until(self.stopping):
+                served = self._source.open(name, version)
+                self._source.make_ready(served)
         except BaseException as error:
             if served is not None:
                 served.close()
@@ -321,6 +325,8 @@ class Swapper:
             if not load:
                 return False
             self.load(name)
+        except Stopped:
+            return True
         except Exception as error:
             if isinstance(error, SnapshotError) and active and not self._still(name, active):
                 return True  # gone again meanwhile: superseded, or rolled back
@@ -343,10 +349,8 @@ class Swapper:
         self._metrics.swaps.labels("failed").inc()
         log.error(
             "index %s: the version before goes on serving: %s",
-            name,
-            text,
-            exc_info=None if expected else error,
-        )
+            name, text, exc_info=None if expected else error,
+        )  # fmt: skip
 
     def _erased_s(self, name: str) -> float:
         """When items of the index were erased last, in seconds since 1970; -inf for never."""

@@ -14,15 +14,17 @@ from __future__ import annotations
 import ctypes
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from hivlp.index.snapshot.snapshot import Snapshot
+from hivlp.models.stopping import go_on
 
 POPULATE_READ = 22
 """MADV_POPULATE_READ; Python has no name for it."""
 BLOCK = 8 << 20
+PIECE = 64 << 20
 SHARE = 0.9
 """Of the memory that can be had, so much may be filled."""
 MAPS = Path("/proc/self/maps")
@@ -93,11 +95,19 @@ def read_through(file: Path) -> None:
         if hasattr(os, "posix_fadvise"):
             os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
         mapped = list(mappings(file))
-        if mapped and all(_populate(begin, end) for begin, end in mapped):
+        if mapped and all(_populate(*piece) for piece in _pieces(mapped)):
             return
         buffer = bytearray(BLOCK)
         while stream.readinto(buffer):
-            pass
+            go_on()
+
+
+def _pieces(mapped: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """Mappings in pieces of `PIECE` bytes; between them it may be stopped."""
+    for begin, end in mapped:
+        for address in range(begin, end, PIECE):
+            go_on()
+            yield address, min(address + PIECE, end)
 
 
 def mappings(file: Path) -> Iterator[tuple[int, int]]:

@@ -17,9 +17,11 @@ from fastapi import FastAPI
 
 from hivlp.index.candidates import Candidates
 from hivlp.index.local_searcher import LocalSearcher
+from hivlp.index.snapshot import prefault
 from hivlp.index.snapshot.manifest import write_manifest
 from hivlp.index.snapshot.shared import share_files
 from hivlp.index.snapshot.store import SnapshotStore
+from hivlp.models.stopping import go_on
 from hivlp.service.activation_settings import ActivationSettings
 from hivlp.service.app import create_app
 from hivlp.service.loading import Loader
@@ -204,3 +206,28 @@ def test_recall_that_is_really_lost_is_summed_over_processes_and_takes_the_versi
         ]
         assert sum(done) == 1
     assert store.history("default") == [first]
+
+
+def test_a_service_that_is_told_to_end_gives_up_what_it_makes_ready(
+    store: SnapshotStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = store.current("default")
+    version = calibrated(store)
+    reading, late = threading.Event(), threading.Event()
+
+    def endless(_: Path) -> None:
+        reading.set()
+        while not late.wait(0.001):
+            go_on()
+
+    with serving(app_of(store)) as client:
+        monkeypatch.setattr(prefault, "read_through", endless)
+        timer = threading.Timer(WAIT_S, late.set)
+        timer.start()
+        activate(client, version)
+        assert reading.wait(WAIT_S)
+    timer.cancel()
+    assert not late.is_set()
+    assert "not staged" not in caplog.text
+    assert store.current("default") == first
+    assert not store.in_use("default", version)
