@@ -19,9 +19,11 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from hivlp.models.errors import HivlpError
+from hivlp.service.beside import Beside
 from hivlp.service.loading import Loader
 from hivlp.service.logs import with_fields
 from hivlp.service.queries import Query, Setting
@@ -36,8 +38,6 @@ from hivlp.service.watch_metrics import ShadowMetrics
 from hivlp.service.work import find
 
 log = logging.getLogger("hivlp.shadow")
-RETRY_S = 30.0
-"""After so long a version that could not be opened is tried again."""
 TOLD_IDS = 5
 """So many ids of each side are logged where two answers differ."""
 
@@ -75,14 +75,20 @@ class ShadowWatch:
         self._sampler: Sampler[Sample] = Sampler(
             share, self._settings.max_per_s, spare, metrics.skipped, metrics.used
         )
-        self._beside: ServedVersion | None = None
-        self._open = False
+        own, poll_s = self._settings, settings.changes.poll_s
+        self._beside = Beside(own.name, own.version, poll_s, self._show)
+        self._served = False
         self._chance = random.Random()
 
     @property
     def on(self) -> bool:
         """Whether anything is compared."""
         return self._sampler.on
+
+    @property
+    def open(self) -> bool:
+        """Whether there is something to compare with."""
+        return self._served or self._beside.open
 
     def offer(
         self, query: Query, options: SearchOptions, answer: Mapping[str, Any], request_id: str
@@ -101,63 +107,47 @@ class ShadowWatch:
         self._sampler.take(sample)
 
     async def run(self, catalogue: Catalogue, loading: Executor) -> None:
-        """Open the other version, then compare, for ever."""
-        if not self._is_served(catalogue):
-            await self._wait_for_other(catalogue.source, loading)
-        self._open = True
-        await self._sampler.run(lambda sample: self._check(sample, catalogue), self._note)
+        """Have the other version open, and compare, for ever."""
+        async with asyncio.TaskGroup() as group:
+            if self._is_served(catalogue):
+                self._served = True
+            else:
+                source = self._source(catalogue)
+                group.create_task(self._beside.follow(source, loading))
+            check = partial(self._check, catalogue=catalogue)
+            group.create_task(self._sampler.run(check, self._note))
 
     def close(self) -> None:
         """Close what was opened beside; after the spare thread has ended. Blocking."""
-        if self._beside is not None:
-            self._beside.close()
+        self._beside.close()
 
     def _is_served(self, catalogue: Catalogue) -> bool:
         """Whether the version that is to be compared is the active one of an index served here."""
         own = self._settings
         return own.version is None and own.artifact is None and own.name in catalogue.indexes
 
+    def _source(self, catalogue: Catalogue) -> Source:
+        """Where the other version comes from, and what it is queried with."""
+        if self._settings.artifact is None and catalogue.source is not None:
+            return catalogue.source
+        return Loader(self._all.model_copy(update={"artifact": self._settings.artifact}))
+
+    def _show(self, shadow: ServedVersion) -> None:
+        self._metrics.show(shadow.searcher.info.index, shadow.built, shadow.model.name)
+
     def _unfit(self, answer: Mapping[str, Any]) -> str | None:
-        if not self._open:
+        if not self.open:
             return "not_open"
         if answer["cached"]:
             return "cached"
         return "degraded" if answer["degraded"] or answer["partial"] else None
 
-    async def _wait_for_other(self, source: Source | None, loading: Executor) -> None:
-        loop = asyncio.get_running_loop()
-        said = ""
-        while self._beside is None:
-            try:
-                await loop.run_in_executor(loading, self._open_beside, source)
-            except (HivlpError, OSError) as error:
-                if str(error) != said:
-                    log.error("nothing is compared: %s", error)
-                said = str(error)
-                await asyncio.sleep(RETRY_S)
-
-    def _open_beside(self, source: Source | None) -> None:
-        own = self._settings
-        if own.artifact is not None or source is None:
-            source = Loader(self._all.model_copy(update={"artifact": own.artifact}))
-        served = source.open(own.name, own.version)
-        try:
-            source.make_ready(served)
-        except BaseException:
-            served.close()
-            raise
-        info, model = served.searcher.info, served.model.name
-        log.info("index %s, version %s with %s: compared", info.index, info.version, model)
-        self._metrics.show(info.index, served.built, model)
-        self._beside = served  # here: whoever waits for it may be gone, and it is to be closed
-
     @contextmanager
     def _shadow(self, catalogue: Catalogue) -> Iterator[ServedVersion]:
-        if self._beside is not None:
-            yield self._beside
-        else:
-            with catalogue.lease(self._settings.name) as served:
-                yield served
+        served_here = self._is_served(catalogue)
+        lease = catalogue.lease(self._settings.name) if served_here else self._beside.lease()
+        with lease as served:
+            yield served
 
     def _check(self, sample: Sample, catalogue: Catalogue) -> Compared:
         """In the spare thread. Raises Left, NoTime."""
@@ -179,7 +169,7 @@ class ShadowWatch:
                 began_s = time.perf_counter()
                 found[side] = self._answer(side, sides[side], sample)
                 took[side] = time.perf_counter() - began_s
-            self._metrics.show(shadow.searcher.info.index, shadow.built, shadow.model.name)
+            self._show(shadow)
             ids = tuple(hit["id"] for hit in found["shadow"]["hits"])
             return Compared(shadow.built, ids, took["live"], took["shadow"])
 

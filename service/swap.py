@@ -24,10 +24,10 @@ from functools import partial
 from hivlp.index.errors import SnapshotError, SnapshotMissing, SnapshotQuarantined
 from hivlp.index.snapshot.carrying import carry_over
 from hivlp.index.snapshot.manifest import SnapshotManifest
-from hivlp.index.snapshot.names import ERASED
 from hivlp.index.snapshot.quarantine import from_error, is_lasting
 from hivlp.models.errors import HivlpError
 from hivlp.models.stopping import Stopped, until
+from hivlp.service.erased import erased_s
 from hivlp.service.metrics import Metrics
 from hivlp.service.serving import Catalogue, ServedVersion, Source
 
@@ -293,9 +293,9 @@ class Swapper:
 
     def _flip(self, name: str, served: ServedVersion) -> None:
         now = None if served.snapshot is None else served.snapshot.manifest
-        erased_s = self._erased_s(name)
+        erased = self._erased_s(name)
         self._catalogue.live(name).swap(
-            served, keep=lambda old: _may_stay(old, now) and _is_younger(old, erased_s)
+            served, keep=lambda old: _may_stay(old, now) and _is_younger(old, erased)
         )
         self._forget(name)
         self._metrics.swaps.labels("done").inc()
@@ -353,13 +353,7 @@ class Swapper:
         )  # fmt: skip
 
     def _erased_s(self, name: str) -> float:
-        """When items of the index were erased last, in seconds since 1970; -inf for never."""
-        try:
-            return (self._source.store.folder(name) / ERASED).stat().st_mtime
-        except FileNotFoundError:
-            return -math.inf
-        except OSError:  # who knows
-            return math.inf
+        return erased_s(self._source.store, name)
 
     def _forget(self, name: str) -> None:
         self._failed.pop(name, None)

@@ -12,6 +12,7 @@ import pytest
 
 from hivlp.index.build.build import BuildSettings, build_index
 from hivlp.index.build.corpus import open_corpus
+from hivlp.index.build.erase import erase
 from hivlp.index.build.model import Model
 from hivlp.index.snapshot.store import SnapshotStore
 from hivlp.models.levels import GalleryKind
@@ -127,13 +128,7 @@ def test_a_published_version_is_compared_before_it_is_activated_and_not_after(
     tmp_path: Path, corpus: Path
 ) -> None:
     home = make_home(tmp_path, corpus)
-    store = SnapshotStore(home)
-    first = store.current("default")
-    model = Model.load(home / "artifacts" / "tiny")
-    build = BuildSettings(quiet=True, sample=20)
-    build_index(open_corpus(corpus), model, store, "default", build)
-    second = store.current("default")
-    store.activate("default", first)
+    store, second = SnapshotStore(home), publish_another(home, corpus)
     settings = Settings(
         home=home,
         shadow=ShadowSettings(version=second, share=1.0, max_per_s=1_000),
@@ -153,6 +148,33 @@ def test_a_published_version_is_compared_before_it_is_activated_and_not_after(
         ask(client, "text", {"query": "a red square", "k": 3})
         samples = until_compared(client, 2)
         assert total(samples, "hivlp_shadow_skipped_total", reason="same") == 1
+
+
+def test_no_erasure_waits_for_a_version_that_is_only_compared(
+    tmp_path: Path, corpus: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    home = make_home(tmp_path, corpus)
+    store, second = SnapshotStore(home), publish_another(home, corpus)
+    settings = Settings(home=home, shadow=ShadowSettings(version=second, share=1.0))
+    with caplog.at_level(logging.INFO), serving(create_app(settings)) as client:
+        until_open(client)
+        report = erase(store, "default", ["blue/24"], wait_s=WAIT_S)
+        assert (report.erased, report.left) == (("blue/24",), ())
+        assert second in report.removed
+        ask(client, "text", {"query": "a red square", "k": 3})
+    assert f"version {second}: let go" in caplog.text
+
+
+def publish_another(home: Path, corpus: Path) -> str:
+    """A second version of the same, which isn't active."""
+    store = SnapshotStore(home)
+    first = store.current("default")
+    model = Model.load(home / "artifacts" / "tiny")
+    build = BuildSettings(quiet=True, sample=20)
+    build_index(open_corpus(corpus), model, store, "default", build)
+    second = store.current("default")
+    store.activate("default", first)
+    return second
 
 
 def build_next(home: Path, corpus: Path) -> None:

@@ -145,7 +145,7 @@ def shadowed(
     with caplog.at_level(logging.INFO), serving(app) as client:
         if opens:
             end = time.monotonic() + WAIT_S
-            while not app.state.hivlp.shadow._open:
+            while not app.state.hivlp.shadow.open:
                 assert time.monotonic() < end, "the other version was never opened"
                 time.sleep(0.005)
         yield Shadowed(client, caplog)
@@ -284,7 +284,7 @@ def test_a_version_that_is_not_served_is_opened_beside_warmed_and_closed_in_the_
 def test_one_that_cannot_be_opened_is_told_once_and_the_service_serves(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hivlp.service.shadow.RETRY_S", 0.01)
+    monkeypatch.setattr("hivlp.service.beside.RETRY_S", 0.01)
     tried: list[str] = []
 
     class Missing(Beside):
