@@ -32,7 +32,7 @@ from hivlp.service.settings import Settings
 
 log = logging.getLogger("hivlp.service")
 GRACE_S = 30.0
-"""How long a child may take to end beyond `drain_s`, until it is killed."""
+"""How long a child may take to end beyond `drain_s`, and what a build has, until it is killed."""
 AGAIN_S = 1.0
 """A child that has just begun may not heed a signal yet: it is sent again after so long."""
 FINE_S = 30.0
@@ -212,7 +212,9 @@ class Processes:
         self._bound.close()  # once the children close theirs too, connecting is refused
         for child in self._children:
             child.link.close()
-        until_s = time.monotonic() + self._settings.drain_s + GRACE_S
+        jobs = self._settings.jobs
+        building_s = jobs.end_s if jobs.here else 0.0
+        until_s = time.monotonic() + self._settings.drain_s + building_s + GRACE_S
         left = [child.process for child in self._children]
         while left and time.monotonic() < until_s:
             for process in left:

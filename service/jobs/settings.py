@@ -46,3 +46,8 @@ class JobSettings(BaseModel):
     def by_workers(self) -> bool:
         """Whether builds are left to `hivlp worker`."""
         return self.runner == "worker" or (self.runner is None and self.url is not None)
+
+    @property
+    def here(self) -> bool:
+        """Whether builds may run beside the service, in processes of its own."""
+        return bool(self.roots) and not self.by_workers
