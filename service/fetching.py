@@ -65,7 +65,7 @@ class Fetcher:
                 raise _failed(target, f"was not all there within {limit_s:g} s") from None
             except httpcore.ProtocolError:
                 raise _failed(target, "did not answer in HTTP") from None
-            except httpcore.NetworkError:
+            except (httpcore.NetworkError, OSError):  # TLS that breaks is an OSError, not mapped
                 raise _failed(target, "can't be reached, or broke off") from None
 
     async def close(self) -> None:

@@ -64,7 +64,7 @@ class Guard:
     def __init__(self, app: ASGIApp, *, keys: Keyring, settings: Settings) -> None:
         self._app = app
         self._keys = keys
-        self._admin_exists = keys.has_admin or is_loopback(settings.host)
+        self._admin_exists = keys.has_admin or settings.trusts_machine
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, with its role in its state."""
@@ -107,8 +107,8 @@ def sent_key(headers: Headers) -> bytes | None:
 async def admin_only(request: Request) -> None:
     """Dependency of admin routes. Raises NoKey, WrongKey, NotAdmin.
 
-    Without an admin key those routes are for programs of this machine; where the service listens
-    to others, `Guard` has answered that there are none.
+    Without any key those routes are for programs of this machine; where the service has API keys or
+    listens to others, `Guard` has answered that there are none.
     """
     keys: Keyring = request.app.state.hivlp.keys
     if keys.has_admin:

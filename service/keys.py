@@ -43,22 +43,22 @@ class Role(enum.IntEnum):
 
 
 def _listed(given: Any) -> Any:
-    """One key or a JSON list of keys, as an environment variable holds them."""
-    if not isinstance(given, str):
-        return given
-    if not given.lstrip().startswith("["):
-        return [given]
-    try:
-        return json.loads(given)
-    except ValueError:
-        raise ValueError("must be a key, or a JSON list of keys") from None
+    """One key or a JSON list of keys, as an environment variable holds them; never an empty one."""
+    if isinstance(given, str):
+        try:
+            given = json.loads(given) if given.lstrip().startswith("[") else [given]
+        except ValueError:
+            raise ValueError("must be a key, or a JSON list of keys") from None
+    if not given:  # it would open what it was to close
+        raise ValueError("holds no key: leave it out where everyone may search")
+    return given
 
 
 class KeySettings(BaseModel):
     """The keys themselves, or files that hold them, one a line, with `#` for remarks.
 
     Without `api` whoever reaches the service may search. Without `admin` the admin routes are there
-    for programs of this machine only, where the service listens on loopback.
+    for programs of this machine only, where the service listens on loopback and `api` isn't set.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
@@ -74,6 +74,11 @@ class KeySettings(BaseModel):
             if key is not None and not _is_key(key.get_secret_value()):
                 raise ValueError(f"{name}: a key must be {SHAPE}")
         return self
+
+    @property
+    def has_api(self) -> bool:
+        """Whether there are API keys, wherever they are."""
+        return bool(self.api) or self.api_file is not None
 
     @property
     def has_admin(self) -> bool:

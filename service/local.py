@@ -3,7 +3,8 @@
 A browser sends to 127.0.0.1 whatever page asks it to, and a proxy on this machine passes on what
 comes from anywhere: that the service listens on loopback alone proves nothing about who asks. So
 both ends of the connection must be this machine, the name that was asked for its own, and nothing
-may say that somebody passed the request on.
+may say that somebody passed the request on. A proxy of this machine that says nothing can't be told
+from a program of it: nothing is granted by this where there are keys.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from starlette.requests import Request
 from hivlp.service.settings import is_loopback
 
 OWN_HOSTS = frozenset({"localhost", "127.0.0.1", "[::1]"})
-FORWARDED = "x-forwarded-"
+FORWARDED = ("x-forwarded-", "forwarded", "via", "x-real-ip", "x-client-ip", "cf-connecting-ip",
+             "true-client-ip")  # fmt: skip
 
 
 def foreign_origin(headers: Headers) -> str | None:
@@ -38,7 +40,7 @@ def why_not_local(request: Request) -> str | None:
     if name.lower() not in OWN_HOSTS:
         return f"this can be done at localhost, not at {host or 'no host'}"
     for header in request.headers:
-        if header == "forwarded" or header.startswith(FORWARDED):
+        if header.startswith(FORWARDED):
             return f"the request was passed on by a proxy ({header})"
     origin = foreign_origin(request.headers)
     return None if origin is None else f"a page of {origin} may not do this"

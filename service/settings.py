@@ -138,8 +138,8 @@ class ChangeSettings(_Part):
     over HTTP are published together, at most every `publish_s` seconds; for another process that
     changes the index they wait `wait_s` seconds. Versions that item changes superseded can be asked
     for by name for `keep_s` seconds, the last `keep_versions` of them. `writes` None: items may be
-    changed over HTTP only with the admin key, or where there is none by programs of this machine;
-    True: by whoever may search.
+    changed over HTTP only with the admin key, or where there are no keys by programs of this
+    machine; True: by whoever may search.
     """
 
     poll_s: float = Field(default=0.25, gt=0, le=60)
@@ -217,7 +217,15 @@ class Settings(BaseSettings):
         """Whether items may be put and deleted over HTTP at all; `service.writers` says by whom."""
         if self.changes.writes is not None:
             return self.changes.writes
-        return self.keys.has_admin or is_loopback(self.host)
+        return self.keys.has_admin or self.trusts_machine
+
+    @property
+    def trusts_machine(self) -> bool:
+        """Whether programs of this machine may do what else needs the admin key.
+
+        Not with API keys: a proxy of this machine can't be told from a program of it.
+        """
+        return is_loopback(self.host) and not (self.keys.has_api or self.keys.has_admin)
 
     @property
     def cores(self) -> int:

@@ -1,8 +1,8 @@
 """Who may change items over HTTP. Raises ReadOnly, which says why, or what keys raise.
 
 Unless `changes.writes` says who may, it is the holder of the admin key, where there is one, and
-else a program of this machine. A page of another site may not, whoever may otherwise, unless
-`cors.origins` lists it.
+where there are no keys at all a program of this machine. A page of another site may not, whoever
+may otherwise, unless `cors.origins` lists it.
 """
 
 from __future__ import annotations

@@ -3,8 +3,7 @@
 The content decides, never a name. The header's size is checked before anything is decoded, then
 everything is decoded at once, so that a picture that breaks late breaks here and nowhere else.
 
-Small files that cost a decoder much are refused before: JPEGs of very many scans, each of which
-goes over the whole picture, and PNGs of very many chunks.
+Small files that cost a decoder much are refused before: see `parts`.
 """
 
 from __future__ import annotations
@@ -36,6 +35,7 @@ from hivlp.models.encoder import RgbImage
 from hivlp.models.errors import ImageError
 from hivlp.models.runtime.colours import to_rgb
 from hivlp.models.runtime.formats import SUPPORTED_FORMATS, guess_foreign, supported_format
+from hivlp.models.runtime.parts import check_parts
 
 # Called directly: Image.open would first apply Pillow's own pixel limit, which is one number for
 # the whole process. The plain JPEG reader also takes the first picture of an MPO.
@@ -58,10 +58,6 @@ _UPRIGHT = {
     8: Image.Transpose.ROTATE_90,
 }
 _PNG_BIT_DEPTH_AT = 24
-# More than any encoder writes; each scan of a picture of 40 million pixels takes some 30 ms.
-_MAX_SCANS = 128
-_START_OF_SCAN = b"\xff\xda"
-_MAX_CHUNKS = 20_000
 # Pillow keeps a pointer a row, and no supported format but PNG, BMP and TIFF holds more.
 _MAX_SIDE = 65_535
 _PILLOW = r"PIL\."
@@ -117,7 +113,7 @@ def decode_image(data: bytes, limits: ImageLimits, *, param: str = "image") -> R
     pixels, with the limit), `unsupported_image`, `broken_image`.
     """
     kind = _check_bytes(data, limits, param)
-    _check_parts(data, kind, param)
+    check_parts(data, kind, param)
     _ignore_pillow_warnings()
     if kind == "TIFF":
         _silence_libtiff()
@@ -155,27 +151,6 @@ def _check_bytes(data: bytes, limits: ImageLimits, param: str) -> str:
             param=param,
         )
     return kind
-
-
-def _check_parts(data: bytes, kind: str, param: str) -> None:
-    """Raise ImageError for more parts than a picture has."""
-    # Between scans 0xff is always followed by something else.
-    if kind == "JPEG" and data.count(_START_OF_SCAN) > _MAX_SCANS:
-        message = f"the JPEG picture has more than {_MAX_SCANS} scans"
-        raise ImageError("broken_image", message, param=param, limit=_MAX_SCANS)
-    if kind == "PNG" and _has_more_chunks(data, _MAX_CHUNKS):
-        message = f"the PNG picture has more than {_MAX_CHUNKS} chunks"
-        raise ImageError("broken_image", message, param=param, limit=_MAX_CHUNKS)
-
-
-def _has_more_chunks(data: bytes, most: int) -> bool:
-    """Whether a PNG file has more than so many chunks. Each is length, type, data, checksum."""
-    place = 8
-    for _ in range(most):
-        if place >= len(data):
-            return False
-        place += 12 + int.from_bytes(data[place : place + 4])
-    return place < len(data)
 
 
 def _open(data: bytes, kind: str, limits: ImageLimits, param: str) -> ImageFile.ImageFile:

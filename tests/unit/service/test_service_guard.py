@@ -18,6 +18,7 @@ from pydantic import SecretStr
 from hivlp.service.app import create_app
 from hivlp.service.guard import OPEN, admin_only
 from hivlp.service.keys import KeySettings
+from hivlp.service.logs import JsonLines
 from hivlp.service.settings import ChangeSettings, Settings
 from tests.unit.service.fakes_service import World
 from tests.unit.service.serving_app import SMALL, serving
@@ -149,7 +150,9 @@ def test_refusals_are_counted_by_reason_and_keys_are_shown_nowhere(
     metrics = closed.get("/metrics", headers=bearer(KEY)).text
     assert 'hivlp_rejected_total{reason="wrong_key"}' in metrics
     assert 'hivlp_rejected_total{reason="missing_key"}' in metrics
-    ours = [r.getMessage() for r in caplog.records if r.name.startswith("hivlp")]
+    lines = JsonLines()
+    ours = [lines.format(r) for r in caplog.records if r.name.startswith("hivlp")]
+    assert ours
     for key in (KEY, OTHER, ADMIN, sent):
         assert key not in shown + metrics + "".join(ours)
 
@@ -185,8 +188,9 @@ def test_without_an_admin_key_admin_routes_are_for_this_machine(headers: dict[st
         assert code_of(client.post("/admin/probe", headers=passed_on)) == (403, "not_admin")
 
 
-def test_without_an_admin_key_a_service_for_others_has_no_admin_routes() -> None:
-    with served(NO_ADMIN, host="0.0.0.0") as client:
+@pytest.mark.parametrize("host", ["0.0.0.0", "127.0.0.1"])
+def test_api_keys_without_an_admin_key_leave_no_admin_routes(host: str) -> None:
+    with served(NO_ADMIN, host=host) as client:
         for method, path in (("POST", "/admin/probe"), ("GET", "/admin/probe"), ("GET", "/admin")):
             nowhere = client.request(method, "/nowhere", headers=bearer(KEY))
             absent = client.request(method, path, headers=bearer(KEY))

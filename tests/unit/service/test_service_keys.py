@@ -53,6 +53,15 @@ def test_the_environment_holds_one_key_or_a_list(monkeypatch: pytest.MonkeyPatch
     assert keys.role(TWO.encode()) is Role.USER
 
 
+@pytest.mark.parametrize("given", ["[]", " [ ] ", ""])
+def test_an_empty_list_of_keys_is_an_error_and_not_an_open_door(
+    given: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HIVLP_KEYS__API", given)
+    with pytest.raises(SettingsError, match="key"):
+        load_settings()
+
+
 def test_files_hold_keys_with_remarks_between(tmp_path: Path) -> None:
     api, admin = tmp_path / "api", tmp_path / "admin"
     api.write_text(f"# of the shop\n{ONE}\r\n\n  {TWO}  \n")

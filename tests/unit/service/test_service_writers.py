@@ -56,6 +56,11 @@ BAD = [
     (request(forwarded="for=192.0.2.7"), "passed on by a proxy (forwarded)"),
     (request(x_forwarded_for="192.0.2.7"), "x-forwarded-for"),
     (request(x_forwarded_host="example.com"), "x-forwarded-host"),
+    (request(via="1.1 squid"), "passed on by a proxy (via)"),
+    (request(x_real_ip="192.0.2.7"), "x-real-ip"),
+    (request(x_client_ip="192.0.2.7"), "x-client-ip"),
+    (request(cf_connecting_ip="192.0.2.7"), "cf-connecting-ip"),
+    (request(true_client_ip="192.0.2.7"), "true-client-ip"),
     (request("evil.example", origin="http://evil.example"), "not at evil.example"),
 ]
 
@@ -89,3 +94,12 @@ def test_a_service_that_takes_no_changes_takes_none_from_here_either(
 ) -> None:
     with pytest.raises(ReadOnly, match="HIVLP_CHANGES__WRITES"):
         check_writer(request(), settings(writes, host))
+
+
+@pytest.mark.parametrize("keys", [{"api": "k" * 32}, {"api_file": "/run/keys"}])
+def test_where_there_are_api_keys_being_of_this_machine_allows_nothing(keys: Any) -> None:
+    closed = Settings(keys=keys)
+    assert not closed.writable
+    with pytest.raises(ReadOnly):
+        check_writer(request(), closed)
+    assert Settings(keys={**keys, "admin": "a" * 32}).writable
