@@ -276,7 +276,7 @@ class Stager:
     def _canaries(self, name: str, request: Request) -> Sequence[Canary]:
         """Those of the request; the index's own hold for what is new, not for a way back."""
         if request.canaries is not None or request.kind == "rollback":
-            return request.canaries or ()
+            return self._activations[name].canaries(request)
         return read_canaries(self._source.store.folder(name) / CANARY)
 
     def _look(self, name: str) -> None:

@@ -26,9 +26,11 @@ from pathlib import Path
 
 from hivlp.index.errors import ActivationUnderWay, SnapshotError
 from hivlp.index.snapshot.activation_files import (
+    CANARIES,
     FOLDER,
     OUTCOME,
     REQUEST,
+    Canaries,
     Canary,
     Kind,
     Outcome,
@@ -74,6 +76,15 @@ class Activations:
     def pending(self) -> Request | None:
         """The request under way. Raises SnapshotError."""
         return read_file(self._path / REQUEST, Request)
+
+    def canaries(self, request: Request) -> Sequence[Canary]:
+        """Those that a request under way brought. Raises SnapshotError once it has ended."""
+        if not request.canaries:
+            return ()
+        own = read_file(self._path / CANARIES, Canaries)
+        if own is None or own.request != request.id:
+            raise SnapshotError(self.name, request.version, "its activation has ended")
+        return own.canaries
 
     def last(self) -> Outcome | None:
         """How the last request ended. Raises SnapshotError."""
@@ -149,13 +160,16 @@ class Activations:
                 kind=kind,
                 version=wanted,
                 previous=active,
-                canaries=None if canaries is None else list(canaries),
+                canaries=None if canaries is None else len(canaries),
                 verifier=member.name,
                 asked_at=time.time(),
                 timeout_s=timeout_s,
                 key=key,
                 reason=reason,
             )
+            if canaries is not None:
+                own = Canaries(request=request.id, canaries=list(canaries))
+                write_file(self._path / CANARIES, own)
             write_file(self._path / REQUEST, request)
             return request
 
@@ -242,6 +256,7 @@ class Activations:
         outcome = Outcome(request=request, active=active, reason=reason, ended_at=time.time())
         write_file(self._path / OUTCOME, outcome)
         (self._path / REQUEST).unlink(missing_ok=True)
+        (self._path / CANARIES).unlink(missing_ok=True)
 
     def _drop_abandoned(self) -> None:
         request = self.pending()
@@ -283,9 +298,10 @@ class Activations:
         lock: what belongs to no live member is nobody's.
         """
         living = self._living(None)[0]
+        kept = (OUTCOME,) if self.pending() is None else (REQUEST, CANARIES, OUTCOME)
         for path in self._path.iterdir():
             owner = path.name.lstrip(".").partition(".")[0]
-            if owner not in living and path.name not in (REQUEST, OUTCOME):
+            if owner not in living and path.name not in kept:
                 path.unlink(missing_ok=True)
 
     def _report(self, member: str, request: Request) -> Report:

@@ -2,6 +2,7 @@
 
 HOME/indexes/NAME/.activation/
     REQUEST       the one under way; absent otherwise
+    CANARIES      what it must find, where it brought that; absent otherwise
     OUTCOME       how the last one ended
     MEMBER.lock   of each process that takes part; locked as long as that process lives
     MEMBER.json   what it has done about the request that it names
@@ -20,6 +21,7 @@ from hivlp.models.levels import Modality
 
 FOLDER = ".activation"
 REQUEST = "REQUEST"
+CANARIES = "CANARIES"
 OUTCOME = "OUTCOME"
 CANARY = "canary.jsonl"
 """In the folder of an index: canaries of every activation that brings none of its own."""
@@ -74,7 +76,8 @@ class Canary(BaseModel):
 class Request(_File):
     """An activation that was asked for. Times are seconds since 1970.
 
-    `canaries` None: those of the index's folder. `verifier` is the member that hashes every file;
+    `canaries` is how many it brought, which lie in a file of their own, as this one is read at
+    every look; None: those of the index's folder. `verifier` is the member that hashes every file;
     the others check as far as is checked whenever a version is opened. `key` is the caller's, who
     may not know whether it was heard. `losses`: members that died while they staged it. `verified`:
     its verifier is done, and may die.
@@ -84,7 +87,7 @@ class Request(_File):
     kind: Kind
     version: str
     previous: str
-    canaries: list[Canary] | None
+    canaries: int | None
     verifier: str
     asked_at: float
     timeout_s: float
@@ -92,6 +95,13 @@ class Request(_File):
     reason: str = ""
     losses: int = 0
     verified: bool = False
+
+
+class Canaries(_File):
+    """Those that the request of this id brought."""
+
+    request: str
+    canaries: list[Canary]
 
 
 class Tally(_File):

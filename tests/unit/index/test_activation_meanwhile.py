@@ -11,7 +11,7 @@ import pytest
 
 from hivlp.index.errors import SnapshotError
 from hivlp.index.snapshot.activation import UNVERIFIED, Activations, Member
-from hivlp.index.snapshot.activation_files import Kind, Request
+from hivlp.index.snapshot.activation_files import FOLDER, Canary, Kind, Request
 from hivlp.index.snapshot.amend import hold
 from hivlp.index.snapshot.erasures import add_erased, short_hash
 from hivlp.index.snapshot.store import SnapshotStore
@@ -158,3 +158,19 @@ def test_a_version_whose_items_are_erased_while_it_is_staged_does_not_become_act
     assert last is not None
     assert (last.active, scene.active) == (False, third)
     assert "items in it were erased" in last.reason
+
+
+def test_canaries_lie_beside_the_request_as_long_as_it_is_under_way(scene: Scene) -> None:
+    """Every member reads the request at every look, and need not parse them each time."""
+    first, second, _ = scene.store.versions("default")
+    folder = scene.store.folder("default") / FOLDER
+    canary = Canary(query="red", expected=["a"])
+    request = asked(scene.activations, first, scene.members[0], canaries=[canary] * 1_000)
+    assert "red" not in (folder / "REQUEST").read_text()
+    scene.activations.join(serves=True).leave()  # and tidies
+    assert list(scene.activations.canaries(request)) == [canary] * 1_000
+    scene.activations.drop(request, "for this test")
+    assert not (folder / "CANARIES").exists()
+    asked(scene.activations, second, scene.members[0], canaries=[])
+    with pytest.raises(SnapshotError, match="has ended"):
+        scene.activations.canaries(request)
