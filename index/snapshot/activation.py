@@ -96,12 +96,12 @@ class Activations:
         Raises SnapshotError, OSError.
         """
         with locked(self._folder):
-            return [self._report(member, request) for member in self._living(request)[0]]
+            return [self._report(member, request) for member in self._living()]
 
     def told(self) -> list[Report]:
         """What each live member said last, whatever about. Raises SnapshotError, OSError."""
         with locked(self._folder):
-            living = self._living(self.pending())[0]
+            living = self._living()
             said = [read_file(self._path / f"{member}{SAID}", Report) for member in living]
         return [report for report in said if report is not None]
 
@@ -194,13 +194,10 @@ class Activations:
         if self.pending() is None:
             return
         with locked(self._folder):
+            living = self._living()
             request = self.pending()
             if request is None:
                 return
-            living, lost = self._living(request)
-            if lost:
-                request = request.model_copy(update={"losses": request.losses + lost})
-                write_file(self._path / REQUEST, request)
             if self._active() == request.version:  # whoever moved the pointer died right after
                 self._end(request, "", active=True)
             elif (reason := self._hopeless(request, living)) is not None:
@@ -260,7 +257,7 @@ class Activations:
 
     def _drop_abandoned(self) -> None:
         request = self.pending()
-        if request is not None and not self._living(request)[0]:
+        if request is not None and not self._living():
             self._end(request, GONE, active=self._active() == request.version)
 
     def _done_with(self, key: str) -> Request | None:
@@ -279,8 +276,9 @@ class Activations:
         """The active version; empty where the pointer can't be read, which activating mends."""
         return (self.store.known(self.name) or [""])[-1]
 
-    def _living(self, request: Request | None) -> tuple[list[str], int]:
-        """Members that live, and how many died while they staged. What those left is removed."""
+    def _living(self) -> list[str]:
+        """Members that live. What the dead left goes; those that died while they staged count."""
+        request = self.pending()
         living, lost = [], 0
         for lock in sorted(self._path.glob(f"*{LOCKED}")):
             if _is_held(lock):
@@ -291,13 +289,16 @@ class Activations:
                 lost += (said.request, said.state) == (request.id, "staging")
             lock.with_suffix(SAID).unlink(missing_ok=True)
             lock.unlink(missing_ok=True)
-        return living, lost
+        if request is not None and lost:
+            noted = request.model_copy(update={"losses": request.losses + lost})
+            write_file(self._path / REQUEST, noted)
+        return living
 
     def _tidy(self) -> None:
         """Remove what the dead left half written. Members join, and requests are written, under the
         lock: what belongs to no live member is nobody's.
         """
-        living = self._living(None)[0]
+        living = self._living()
         kept = (OUTCOME,) if self.pending() is None else (REQUEST, CANARIES, OUTCOME)
         for path in self._path.iterdir():
             owner = path.name.lstrip(".").partition(".")[0]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hivlp.index.errors import SnapshotError
-from hivlp.index.snapshot.activation import UNVERIFIED, Activations, Member
+from hivlp.index.snapshot.activation import MAX_LOSSES, UNVERIFIED, Activations, Member
 from hivlp.index.snapshot.activation_files import FOLDER, Canary, Kind, Request
 from hivlp.index.snapshot.amend import hold
 from hivlp.index.snapshot.erasures import add_erased, short_hash
@@ -174,3 +174,18 @@ def test_canaries_lie_beside_the_request_as_long_as_it_is_under_way(scene: Scene
     asked(scene.activations, second, scene.members[0], canaries=[])
     with pytest.raises(SnapshotError, match="has ended"):
         scene.activations.canaries(request)
+
+
+@pytest.mark.parametrize("how", ["looks", "joins"])
+def test_a_death_is_counted_whoever_notices_it_first(scene: Scene, how: str) -> None:
+    """As another process that takes the place of the dead one does, or who asks how far it is."""
+    request = asked(scene.activations, scene.store.versions("default")[0], scene.members[0])
+    for _ in range(MAX_LOSSES):
+        other = scene.activations.join(serves=True)
+        other.report(request.id, "staging")
+        die(other)
+        if how == "looks":
+            assert len(scene.activations.reports(request)) == 2
+        else:
+            scene.activations.join(serves=True).leave()
+    assert ended(scene.activations) == (False, "2 processes died while they staged it")
