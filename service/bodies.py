@@ -22,11 +22,12 @@ from typing import Any, TypeVar
 
 import orjson
 from python_multipart.multipart import parse_options_header
-from starlette.datastructures import UploadFile
+from starlette.datastructures import FormData, UploadFile
+from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 
 from hivlp.models.errors import ImageError, InputError
-from hivlp.service.errors import Malformed, ServiceError
+from hivlp.service.errors import BodyTooLarge, Malformed, ServiceError
 from hivlp.service.settings import Limits
 
 # Fields of a form whose value is a text; every other is written as JSON: k=5, rerank=false.
@@ -76,13 +77,30 @@ async def off_loop(size: int, work: Callable[[], T]) -> T:
     return await asyncio.to_thread(work) if size > OFF_LOOP_BYTES else work()
 
 
-async def read_json(request: Request, max_values: int) -> dict[str, Any]:
-    """The body as a JSON object. Raises ServiceError 400 or 415, InputError for a broken text."""
+async def read_json(request: Request, limits: Limits, *, pictures: bool = False) -> dict[str, Any]:
+    """The body as a JSON object; a large one only where there may be `pictures` in it.
+
+    Raises ServiceError 400, 413 or 415, InputError for a broken text.
+    """
     kind = media_type(request)
     if not _is_json(kind):
         raise _wrong_media_type("application/json", kind)
-    raw = await request.body()
-    return await off_loop(len(raw), lambda: parse_object(raw, max_values))
+    raw = await (request.body() if pictures else _small_body(request, limits.max_json_bytes))
+    return await off_loop(len(raw), lambda: parse_object(raw, limits.max_body_values))
+
+
+async def _small_body(request: Request, limit: int) -> bytes:
+    """Of text one sign that takes four bytes makes four of each: it is held to less."""
+    declared = request.headers.get("content-length", "")
+    if declared.isdigit() and int(declared) > limit:
+        raise BodyTooLarge(limit)
+    parts, size = [], 0
+    async for part in request.stream():
+        size += len(part)
+        if size > limit:
+            raise BodyTooLarge(limit)
+        parts.append(part)
+    return b"".join(parts)
 
 
 def _is_json(kind: str) -> bool:
@@ -267,16 +285,30 @@ async def _read_form(request: Request, max_image_bytes: int) -> tuple[dict[str, 
 async def _parse_form(
     request: Request, max_image_bytes: int
 ) -> tuple[dict[str, Any], bytes | None]:
-    async with request.form(max_files=1, max_fields=MAX_FORM_FIELDS) as form:
-        fields: dict[str, Any] = {}
-        image: bytes | None = None
-        for name, value in form.multi_items():
-            if name in fields or (name == "image" and image is not None):
-                raise InputError("invalid_value", f"{name}: given more than once", param=name)
-            if name != "image":
-                fields[name] = _form_value(name, value)
-                continue
-            image = await _image_part(value, max_image_bytes)
+    parser = MultiPartParser(
+        request.headers, request.stream(), max_files=1, max_fields=MAX_FORM_FIELDS
+    )
+    parser.spool_max_size = 0  # never to the disk: what may be held of a body is counted
+    try:
+        form = await parser.parse()
+    except MultiPartException as error:
+        raise Malformed(error.message) from error
+    try:
+        return await _read_fields(form, max_image_bytes)
+    finally:
+        await form.close()
+
+
+async def _read_fields(form: FormData, max_image_bytes: int) -> tuple[dict[str, Any], bytes | None]:
+    fields: dict[str, Any] = {}
+    image: bytes | None = None
+    for name, value in form.multi_items():
+        if name in fields or (name == "image" and image is not None):
+            raise InputError("invalid_value", f"{name}: given more than once", param=name)
+        if name != "image":
+            fields[name] = _form_value(name, value)
+            continue
+        image = await _image_part(value, max_image_bytes)
     return fields, image
 
 

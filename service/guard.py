@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from hivlp.service.errors import ServiceError, problem_of, problem_response
 from hivlp.service.keys import Keyring, Role
-from hivlp.service.local import why_not_local
+from hivlp.service.local import OWN_HOSTS, host_name, why_not_local
 from hivlp.service.routes.page import PAGES
 from hivlp.service.settings import Settings, is_loopback
 
@@ -42,6 +42,14 @@ class WrongKey(ServiceError):
         super().__init__(403, "wrong_key", "the key is not one of this service")
 
 
+class WrongHost(ServiceError):
+    """It was asked at a name that isn't its own."""
+
+    def __init__(self, host: str) -> None:
+        message = f"this service is not asked at {host}: HIVLP_HOSTS lists names besides localhost"
+        super().__init__(403, "wrong_host", message)
+
+
 class NotAdmin(ServiceError):
     """Only the holder of the admin key, or without one a program of this machine, may do this."""
 
@@ -64,6 +72,9 @@ class Guard:
     def __init__(self, app: ASGIApp, *, keys: Keyring, settings: Settings) -> None:
         self._app = app
         self._keys = keys
+        # Who reaches such a service is told by nothing else; any page whose name leads here could.
+        self._any_host = keys.closed or not is_loopback(settings.host)
+        self._hosts = OWN_HOSTS | {host.lower() for host in settings.hosts}
         self._admin_exists = keys.has_admin or settings.trusts_machine
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -77,7 +88,10 @@ class Guard:
         await app(scope, receive, send)
 
     def _check(self, scope: Scope) -> None:
-        given = sent_key(Headers(scope=scope))
+        headers = Headers(scope=scope)
+        if not self._any_host and "host" in headers and host_name(headers) not in self._hosts:
+            raise WrongHost(headers["host"])
+        given = sent_key(headers)
         role = Role.NOBODY if given is None else self._keys.role(given)
         scope.setdefault("state", {})["role"] = role
         path = scope["path"]

@@ -29,16 +29,21 @@ def foreign_origin(headers: Headers) -> str | None:
     return None
 
 
+def host_name(headers: Headers) -> str:
+    """The name that was asked, without its port."""
+    host = headers.get("host", "")
+    return (host if host.endswith("]") else host.rpartition(":")[0] or host).lower()
+
+
 def why_not_local(request: Request) -> str | None:
     """Why a request is not of a program of this machine; None where it is."""
     for end in ("client", "server"):
         address = request.scope.get(end)
         if address is None or not is_loopback(str(address[0])):
             return "only programs of this machine may do this"
-    host = request.headers.get("host", "")
-    name = host if host.endswith("]") else host.rpartition(":")[0] or host
-    if name.lower() not in OWN_HOSTS:
-        return f"this can be done at localhost, not at {host or 'no host'}"
+    if host_name(request.headers) not in OWN_HOSTS:
+        host = request.headers.get("host") or "no host"
+        return f"this can be done at localhost, not at {host}"
     for header in request.headers:
         if header.startswith(FORWARDED):
             return f"the request was passed on by a proxy ({header})"

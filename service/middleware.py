@@ -45,6 +45,7 @@ SECURITY_HEADERS = {
         "form-action 'self'; frame-ancestors 'none'"
     ),
     "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
@@ -131,6 +132,7 @@ class _Exchange:
         self._request_id = given if REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
         self.state: dict[str, Any] = scope.setdefault("state", {})
         self.state["request_id"] = self._request_id
+        self.state["hold"] = take
         self.state["started_s"] = time.perf_counter()
         self._due_s = asyncio.get_running_loop().time() + limits.body_timeout_s
 
@@ -177,6 +179,9 @@ class _Exchange:
                 headers["Connection"] = "close"
             for name, value in SECURITY_HEADERS.items():
                 headers.setdefault(name, value)
+            if self.state.get("role"):  # what a key opens is for whoever has it
+                kept = headers.get("Cache-Control", "no-store")
+                headers["Cache-Control"] = f"private, {kept}"
         await self._send(message)
 
     def _has_left(self) -> bool:

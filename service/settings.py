@@ -63,6 +63,8 @@ class Limits(_Part):
     """The most that one request may ask or send, and how many may be in flight."""
 
     max_body_bytes: int = Field(default=16 * MIB, ge=1024)
+    # Of JSON where no picture may be: a text, a vector, a filter.
+    max_json_bytes: int = Field(default=MIB, ge=1024)
     # Bytes of all bodies that are here or on their way, without the small ones; beyond, 429.
     max_held_bytes: int = Field(default=256 * MIB, ge=1024)
     # Values (numbers, texts, objects, lists) in the JSON of one body.
@@ -163,6 +165,8 @@ class Settings(BaseSettings):
 
     home: Path = Path(".hivlp")
     host: str = "127.0.0.1"
+    # Names besides localhost that it is asked at, where it listens on loopback without API keys.
+    hosts: tuple[str, ...] = ()
     port: int = Field(default=8080, ge=0, le=65535)
     indexes: tuple[str, ...] = ()
     artifact: Path | None = None

@@ -106,7 +106,7 @@ class ServerFailed(Refused):
 CODES = {
     400: ("malformed_body", "malformed_request"),
     401: ("missing_key",),
-    403: ("read_only", "wrong_key", "not_admin", "builds_off"),
+    403: ("read_only", "wrong_key", "not_admin", "wrong_host", "builds_off"),
     404: (
         *("no_such_index", "no_such_snapshot", "no_such_item", "no_picture", "no_such_build"),
         "not_found",

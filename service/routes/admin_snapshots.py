@@ -42,7 +42,7 @@ router = APIRouter(
 async def activate(request: Request, name: str) -> Response:
     """Make a version the active one: every process stages it, then all flip."""
     limits = state_of(request).settings.limits
-    body = ActivateSnapshot.model_validate(await read_json(request, limits.max_body_values))
+    body = ActivateSnapshot.model_validate(await read_json(request, limits))
     return await _ask(request, "activate", name, body.snapshot, body.canary)
 
 

@@ -50,7 +50,7 @@ async def start_build(request: Request) -> Response:
     """Have a version of an index built. The answer says how to follow it."""
     builds = state_of(request).builds
     limits = state_of(request).settings.limits
-    asked = StartBuild.model_validate(await read_json(request, limits.max_body_values))
+    asked = StartBuild.model_validate(await read_json(request, limits))
     check_index_name(asked.index)
     build = await _written(lambda: builds.start(asked))
     return _answer(request, builds.records, build, 202)

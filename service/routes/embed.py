@@ -27,7 +27,7 @@ router = APIRouter(prefix="/embed", tags=["embed"], responses=ERRORS)
 async def embed_text(request: Request) -> Response:
     """Embed a sentence as a query."""
     limits = state_of(request).settings.limits
-    wanted = EmbedText.model_validate(await read_json(request, limits.max_body_values))
+    wanted = EmbedText.model_validate(await read_json(request, limits))
     query = text_query(wanted.text, limits, "text")
     return await _answer(request, query, wanted.index)
 

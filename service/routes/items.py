@@ -134,6 +134,8 @@ async def _picture(
             else partial(pictures.thumbnail, file, size)
         )
         picture = await loop.run_in_executor(state.threads.reading, read)
+    # Until it is sent, which its reader may be slow in: nothing else counts it by then.
+    request.state.hold(min(len(picture.data), state.body_room.limit))
     return Response(picture.data, headers=headers, media_type=picture.media_type)
 
 

@@ -99,7 +99,8 @@ async def search_batch(request: Request) -> Response:
     """Several searches; each has its own answer or error, in order."""
     state, timeline = state_of(request), _timeline(request)
     limits = state.settings.limits
-    searches = _searches_of(await _json(request), limits.max_batch)
+    body = await read_json(request, limits, pictures=True)
+    searches = _searches_of(body, limits.max_batch)
     _ = state.pipeline  # not ready is not ready, whether there is room or not
     with state.admission.permits(len(searches)):
         state.metrics.searching.batch_requests.observe(len(searches))
@@ -114,7 +115,7 @@ async def search_batch(request: Request) -> Response:
 
 
 async def _json(request: Request) -> dict[str, Any]:
-    return await read_json(request, state_of(request).settings.limits.max_body_values)
+    return await read_json(request, state_of(request).settings.limits)
 
 
 def _searches_of(body: dict[str, Any], limit: int) -> list[dict[str, Any]]:

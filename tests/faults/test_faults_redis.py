@@ -227,7 +227,7 @@ def test_a_leader_that_leaves_while_redis_is_slow_fails_nobody(server: RedisServ
     link = Link(server)
     body = b'{"query": "red", "k": 2}'
     head = (
-        "POST /search/text HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        "POST /search/text HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         f"Content-Length: {len(body)}\r\n\r\n"
     ).encode()
     with (

@@ -180,7 +180,7 @@ def begin(client: httpx.Client, length: int, sent: int) -> socket.socket:
     """A request whose body has begun to come."""
     url = client.base_url
     connection = socket.create_connection((url.host, url.port or 0), timeout=20)
-    head = f"POST /search/text HTTP/1.1\r\nHost: x\r\nContent-Length: {length}\r\n"
+    head = f"POST /search/text HTTP/1.1\r\nHost: localhost\r\nContent-Length: {length}\r\n"
     connection.sendall(f"{head}Content-Type: application/json\r\n\r\n".encode() + b" " * sent)
     return connection
 

@@ -99,7 +99,7 @@ def wire(client: httpx.Client, received_bytes: int | None = None) -> Iterator[Wi
 
 
 def post(path: str = "/search/text", *headers: str, length: int = len(SEARCH)) -> bytes:
-    lines = [f"POST {path} HTTP/1.1", "Host: x", "Content-Type: application/json"]
+    lines = [f"POST {path} HTTP/1.1", "Host: localhost", "Content-Type: application/json"]
     if not any(header.startswith("Transfer-Encoding") for header in headers):
         lines.append(f"Content-Length: {length}")
     return "\r\n".join([*lines, *headers, "", ""]).encode()
@@ -128,11 +128,11 @@ def rejected(client: httpx.Client, reason: str) -> float:
 @pytest.mark.parametrize(
     "head",
     [
-        b"GET /livez HTTP/1.1\r\nHost: x\r\nA: " + b"a" * 3_000,
+        b"GET /livez HTTP/1.1\r\nHost: localhost\r\nA: " + b"a" * 3_000,
         b"GET /" + b"a" * 3_000,
         b"GET /livez HTTP/1.1\r\n" + b"a" * 3_000,
         b"GET /livez HTTP/1.1\r\n" + b"A: a\r\n" * 21 + b"\r\n",
-        b"GET /" + b"a" * 3_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET /" + b"a" * 3_000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
         b"POST /search/text HTTP/1.1\r\nContent-Length: 9\r\nA: " + b"a" * 2_100 + b"\r\n\r\n{}",
     ],
 )
@@ -149,7 +149,7 @@ def test_a_head_that_is_too_large_is_refused_before_it_ends(
 
 def test_a_head_as_large_as_may_be_is_taken(hasty: httpx.Client) -> None:
     with wire(hasty) as one:
-        one.send(b"GET /livez HTTP/1.1\r\nHost: x\r\nA: " + b"a" * 2_000 + b"\r\n\r\n")
+        one.send(b"GET /livez HTTP/1.1\r\nHost: localhost\r\nA: " + b"a" * 2_000 + b"\r\n\r\n")
         assert one.answer()[0] == 200
         one.send(b"GET /livez HTTP/1.1\r\n" + b"A: a\r\n" * 20 + b"\r\n")
         assert one.answer()[0] == 200
@@ -255,7 +255,7 @@ def test_requests_sent_at_once_are_answered_in_order(hasty: httpx.Client) -> Non
         one.send(asked + b"GET /nowhere HTTP/1.1\r\nHo")
         found = [one.answer()[2]["hits"][0]["id"] for _ in range(3)]
         assert found == ["red", "green", "blue"]
-        one.send(b"st: x\r\n\r\n")
+        one.send(b"st: localhost\r\n\r\n")
         assert one.code() == (404, "not_found")
 
 

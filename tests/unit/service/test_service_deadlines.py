@@ -225,7 +225,7 @@ def test_without_a_free_thread_ahead_a_deadline_still_holds() -> None:
 
 
 HEAD = (
-    "POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    "POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     "Content-Length: {length}\r\n\r\n"
 )
 

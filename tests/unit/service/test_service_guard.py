@@ -133,7 +133,7 @@ def test_what_is_no_key_is_none(closed: httpx.Client, headers: dict[str, str]) -
 
 def test_a_body_is_not_waited_for_without_a_key(closed: httpx.Client) -> None:
     url = closed.base_url
-    head = b"POST /search/text HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{"
+    head = b"POST /search/text HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n{"
     with socket.create_connection((url.host, url.port or 0), timeout=10) as connection:
         connection.sendall(head)
         assert connection.recv(100).startswith(b"HTTP/1.1 401")
@@ -181,7 +181,7 @@ def test_every_admin_route_needs_the_admin_key(closed: httpx.Client) -> None:
 
 @pytest.mark.parametrize("headers", [{"Host": "evil.example"}, {"Origin": "http://evil.example"}])
 def test_without_an_admin_key_admin_routes_are_for_this_machine(headers: dict[str, str]) -> None:
-    with served(KeySettings()) as client:
+    with served(KeySettings(), hosts=("evil.example",)) as client:
         assert client.post("/admin/probe").json() == {"role": 0}
         assert code_of(client.post("/admin/probe", headers=headers)) == (403, "not_admin")
         passed_on = {"X-Forwarded-For": "192.0.2.1"}
@@ -235,3 +235,20 @@ def test_a_door_left_open_to_others_is_told(
     make_app(keys, host=host)
     told = [record for record in caplog.records if "may search" in record.getMessage()]
     assert bool(told) is warned
+
+
+@pytest.mark.parametrize("path", ["/info", "/", "/livez", "/nowhere", "/admin/probe"])
+def test_a_page_whose_name_leads_here_gets_nothing_of_an_open_service(path: str) -> None:
+    with served(KeySettings(), hosts=("Search.Internal",)) as client:
+        for host in ("evil.example", "evil.example:8080", "localhost.evil.example", "10.0.0.1"):
+            assert code_of(client.get(path, headers={"Host": host})) == (403, "wrong_host")
+        for host in ("localhost:1", "127.0.0.1", "[::1]:80", "search.internal:8080"):
+            assert client.get(path, headers={"Host": host}).status_code in (200, 404, 405)
+
+
+def test_names_do_not_matter_where_keys_or_a_network_decide() -> None:
+    named = {"Host": "shop.example"}
+    with served(KEYS) as client:
+        assert client.get("/info", headers={**named, **bearer(KEY)}).status_code == 200
+    with served(KeySettings(), host="0.0.0.0") as client:
+        assert client.get("/info", headers=named).status_code == 200

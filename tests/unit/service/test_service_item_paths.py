@@ -139,7 +139,9 @@ def asked(client: httpx.Client, path: bytes) -> bytes:
     """The answer to a path as it is, which no client would send."""
     url = client.base_url
     with socket.create_connection((url.host, url.port or 0), timeout=20) as connection:
-        connection.sendall(b"GET %s HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n" % path)
+        connection.sendall(
+            b"GET %s HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n" % path
+        )
         return b"".join(iter(lambda: connection.recv(65_536), b""))
 
 

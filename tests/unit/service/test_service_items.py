@@ -102,6 +102,19 @@ def test_the_original_is_sent_as_what_it_is(client: httpx.Client) -> None:
     assert converted.headers["content-type"] == "image/webp"
 
 
+def test_a_picture_that_there_is_no_room_for_is_not_sent(corpus: Path) -> None:
+    world = World(searcher=FakeSearcher(images={"red": "a/red.png"}), pictures=corpus)
+    app = create_app(SMALL, load=world.load)
+    room = app.state.hivlp.body_room
+    with serving(app) as client, room.share() as take:
+        take(room.limit - len(LARGE))
+        assert client.get("/items/red/image").content == LARGE
+        take(1)
+        response = client.get("/items/red/image")
+        assert (response.status_code, response.json()["error"]["code"]) == (429, "overloaded")
+        assert room.held == room.limit - len(LARGE) + 1
+
+
 def test_a_thumbnail_fits_and_keeps_its_shape(client: httpx.Client) -> None:
     response = client.get("/items/red/image?size=30")
     assert response.headers["content-type"] == "image/webp"

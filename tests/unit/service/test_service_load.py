@@ -194,7 +194,7 @@ def test_answers_do_not_depend_on_what_runs_beside_them(
 def test_a_client_that_leaves_harms_nobody(world: World, pool: ThreadPoolExecutor) -> None:
     body = b'{"query": "red", "k": 1}'
     head = (
-        "POST /search/text HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        "POST /search/text HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         f"Content-Length: {len(body)}\r\n\r\n"
     ).encode()
     with serving(create_app(TIGHT, load=world.load)) as client:
