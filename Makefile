@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 export HIVLP_HOME ?= .hivlp
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test kills processes builds fuzz memory check format typecheck serve demo-report clean
+.PHONY: soak help demo test kills processes builds fuzz memory check format typecheck serve demo-report clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/:/' | column -t -s ':'
@@ -57,6 +57,9 @@ builds: $(VENV)/.dev ## kill services, workers and Redis in the middle of builds
 fuzz: $(VENV)/.dev ## mutated pictures, any text, and schemathesis over every endpoint, for long
 	HIVLP_FUZZ_ROUNDS=20000 $(BIN)/python -m pytest -n 2 --timeout 3600 \
 		tests/property/test_decoder_fuzz.py tests/property/test_served_fuzz.py
+
+soak: $(VENV)/.dev ## ten minutes of every shape of request at the demo's index, and what memory does
+	$(BIN)/python bench/soak.py --home $(HIVLP_HOME) --seconds 600
 
 check: $(VENV)/.dev ## lint, types, import rules
 	$(BIN)/ruff check .
