@@ -18,10 +18,10 @@ ITEMS = 1_500
 ENDS_S = 30
 
 
-def building(home: Path, corpus: Path) -> subprocess.Popen[str]:
+def building(home: Path, corpus: Path, *more: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "hivlp.service.main", "build", str(corpus)]
     command += ["--home", str(home), "--artifact", str(home / "artifacts" / "tiny")]
-    command += ["--progress-json", "/dev/stdout"]
+    command += ["--progress-json", "/dev/stdout", *more]
     return subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=home
     )
@@ -38,7 +38,7 @@ def told(process: subprocess.Popen[str]) -> Iterator[dict[str, Any]]:
 def test_a_build_that_is_told_to_end_lets_go_and_the_next_one_goes_on(tmp_path: Path) -> None:
     make_tiny_artifact(tmp_path / "artifacts" / "tiny")
     corpus = many_texts(tmp_path / "corpus", ITEMS)
-    with building(tmp_path, corpus) as process:
+    with building(tmp_path, corpus, "--batch-size", "1") as process:  # slow enough to be told
         for line in told(process):
             if line["done"]:
                 process.send_signal(signal.SIGTERM)

@@ -75,7 +75,7 @@ def test_a_build_that_is_cancelled_ends_at_once_and_the_next_one_goes_on(
     place: Place, client: Client
 ) -> None:
     before, versions = client.search_text("red"), folders(place)
-    build = client.start_build(place.texts, batch_size=8)
+    build = client.start_build(place.texts, batch_size=1)  # slow enough to be cancelled
     wait_for(client, build.id, midway)
     with pytest.raises(Conflict, match=build.id):
         client.start_build(place.squares)
