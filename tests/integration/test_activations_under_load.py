@@ -14,14 +14,10 @@ from typing import Any
 import httpx
 import pytest
 
-from hivlp.index.build.build import BuildSettings, build_index
-from hivlp.index.build.corpus import open_corpus
-from hivlp.index.build.model import Model
 from hivlp.index.snapshot.store import SnapshotStore
 from hivlp.service.client import Client
-from tests.integration.served_home import make_corpus, make_home
 from tests.integration.served_process import children, served
-from tests.tiny_artifact import make_tiny_artifact
+from tests.integration.three_versions import make_three_versions
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 TURNS = 20
@@ -35,18 +31,7 @@ TWO = {"HIVLP_PROCESSES": "2", "HIVLP_DRAIN_S": "0", "HIVLP_CHANGES__POLL_S": "0
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three versions: all pictures, half of them, and all by a model of other weights and dims."""
-    folder = tmp_path_factory.mktemp("load")
-    corpus = make_corpus(folder / "corpus")
-    home = make_home(folder / "home", corpus)
-    lines = (corpus / "metadata.jsonl").read_text().splitlines()
-    half = corpus / "half.jsonl"
-    half.write_text("\n".join(lines[: len(lines) // 2]))
-    settings = BuildSettings(quiet=True, sample=20, activate=False)
-    store = SnapshotStore(home)
-    build_index(open_corpus(half), Model.load(home / "artifacts/tiny"), store, "default", settings)
-    other = make_tiny_artifact(home / "artifacts" / "other", name="other", seed=7, dims=(4, 12))
-    build_index(open_corpus(corpus), Model.load(other), store, "default", settings)
-    return home
+    return make_three_versions(tmp_path_factory.mktemp("load"), name="other", dims=(4, 12))
 
 
 class Answers:

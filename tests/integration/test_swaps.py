@@ -12,14 +12,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from hivlp.index.build.build import BuildSettings, build_index
-from hivlp.index.build.corpus import open_corpus
-from hivlp.index.build.model import Model
 from hivlp.index.snapshot.store import SnapshotStore
 from hivlp.service.app import create_app
 from hivlp.service.settings import ChangeSettings, Settings
-from tests.integration.served_home import make_corpus, make_home
-from tests.tiny_artifact import make_tiny_artifact
+from tests.integration.three_versions import make_three_versions
 from tests.unit.service.serving_app import serving
 
 TURNS = 12
@@ -28,18 +24,7 @@ TURNS = 12
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three versions: built, built of half the corpus, and built by another model."""
-    folder = tmp_path_factory.mktemp("swaps")
-    corpus = make_corpus(folder / "corpus")
-    home = make_home(folder / "home", corpus)
-    lines = (corpus / "metadata.jsonl").read_text().splitlines()
-    half = corpus / "half.jsonl"
-    half.write_text("\n".join(lines[: len(lines) // 2]))
-    settings = BuildSettings(quiet=True, sample=20, activate=False)
-    store = SnapshotStore(home)
-    build_index(open_corpus(half), Model.load(home / "artifacts/tiny"), store, "default", settings)
-    other = make_tiny_artifact(home / "artifacts" / "other", seed=7)
-    build_index(open_corpus(corpus), Model.load(other), store, "default", settings)
-    return home
+    return make_three_versions(tmp_path_factory.mktemp("swaps"))
 
 
 def serve(home: Path) -> Settings:
