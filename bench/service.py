@@ -33,7 +33,7 @@ from http_load import Request, run_closed, run_load
 from measure import RESULTS, WORK, exact_top, interleaved, machine, median
 from synthetic import make_queries, make_rows
 from timed_encoder import DIMS
-from timed_servers import NAME, Given, load
+from timed_servers import NAME, Given, load, one_graph
 
 QUERIES = 4_000
 READY_S = 900
@@ -145,8 +145,14 @@ def alone(options: argparse.Namespace, given: Given) -> dict[str, Any]:
 
             return search
 
+        one = one_graph(given)
+
+        def encode_at_once(number: int) -> None:
+            list(one.encode(one.prepare([f"q{number % QUERIES}"])))
+
         contenders = {
             "encoder alone": encode,
+            "encoder as one graph": encode_at_once,
             "cascade, overlapped": searching(plan="cascade", overlap=True),
             "cascade, in turn": searching(plan="cascade"),
             "funnel": searching(plan="funnel"),

@@ -128,9 +128,7 @@ def serve_plain(given: Given, port: int, ef: int) -> None:
 
     faiss.omp_set_num_threads(1)
     index = open_graph(given, ef)
-    full = given.answers()[-1]
-    encoder = TimedEncoder(write_stages(given.graphs, (DEPTH,)), [full], gallery_space="0" * 64,
-                           query_encoder="0" * 64)  # fmt: skip
+    encoder = one_graph(given)
     names = [{"id": str(row)} for row in range(index.ntotal)]
     pool = ThreadPoolExecutor(available_threads())
     app = FastAPI()
@@ -151,6 +149,12 @@ def serve_plain(given: Given, port: int, ef: int) -> None:
 
     uvicorn.run(app, port=port, loop="uvloop", http="httptools", ws="none", access_log=False,
                 log_level="warning")  # fmt: skip
+
+
+def one_graph(given: Given) -> TimedEncoder:
+    """The same encoder without early exits: one graph, the finest answer alone."""
+    graph, full = write_stages(given.graphs, (DEPTH,)), given.answers()[-1]
+    return TimedEncoder(graph, [full], gallery_space="0" * 64, query_encoder="0" * 64)
 
 
 def open_graph(given: Given, ef: int) -> Any:
