@@ -348,7 +348,9 @@ def test_who_would_wait_too_long_gets_429(world: World, pool: ThreadPoolExecutor
         world.searcher.before = lambda _: time.sleep(0.01)
         assert ask(client).status_code == 200  # from now on a search is known to take long
         gate = Gate(world)
-        held = [pool.submit(ask, client, name) for name in ("white", "green")]
+        held = [pool.submit(ask, client, "white")]
+        assert gate.reached.acquire(timeout=WAIT_S)  # nobody waits yet: the next one is let in
+        held.append(pool.submit(ask, client, "green"))
         await_true(lambda: metric(client, "hivlp_queue_size") == 1)
         refused = ask(client, "blue")
         assert (refused.status_code, refused.json()["error"]["code"]) == (429, "overloaded")
