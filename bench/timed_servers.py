@@ -1,24 +1,25 @@
 """Servers that `service.py` asks: ours over a synthetic index, and a plain one to hold it against.
 
-    python bench/timed_servers.py hivlp --home HOME --index NAME --queries Q.npz --port 8080
-    python bench/timed_servers.py plain --home HOME --index NAME --queries Q.npz --port 8080
+    python bench/timed_servers.py hivlp --rows 100000 --port 8080
+    python bench/timed_servers.py plain --rows 100000 --port 8080
 
-`hivlp` is the app of `hivlp serve` with its own settings; only the encoder is a timed one. `plain`
-is what a good engineer writes in an afternoon: FastAPI, one ONNX graph, one faiss HNSW over all 768
-numbers (M 32, efConstruction 200) with a beam measured to find .99 of the exact ten, metadata from
-a list, a thread pool of the cores.
+`hivlp` is the app of `hivlp serve` with its own settings; only the encoders are timed ones, and
+with `--instant` they take no time. `plain` is what a good engineer writes in an afternoon: FastAPI,
+one ONNX graph for texts and one for pictures, one faiss HNSW over all 768 numbers (M 32,
+efConstruction 200) with a beam measured to find .99 of the exact ten, metadata from a list, a
+thread pool of the cores.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import base64
+import io
 import os
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -26,7 +27,8 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import numpy as np
 from pydantic import BaseModel
-from timed_encoder import DEPTH, DIMS, TimedEncoder, write_stages
+from timed_encoder import Space
+from timed_home import NAME, Given, K
 
 from hivlp.index.snapshot.live import LiveSnapshot
 from hivlp.index.snapshot.store import SnapshotStore
@@ -35,41 +37,28 @@ from hivlp.models.levels import LevelSpec
 from hivlp.service.serving import Catalogue, ServedModel, ServedVersion
 from hivlp.service.settings import Settings, load_settings
 
-NAME = "timed"
 
-
-class Wanted(BaseModel):
+class Text(BaseModel):
     """What the plain server is asked."""
 
     query: str
-    k: int = 10
+    k: int = K
 
 
-@dataclass(frozen=True)
-class Given:
-    """Where the index, the queries' early answers and the graphs of the encoder lie."""
+class Picture(BaseModel):
+    """A picture as base64."""
 
-    home: Path
-    index: str
-    queries: Path
-
-    def answers(self) -> list[np.ndarray]:
-        """Per level, (n, dim) float32."""
-        with np.load(self.queries) as found:
-            return [found[f"level{n}"] for n in range(1, 1 + len(DIMS))]
-
-    @property
-    def graphs(self) -> Path:
-        return self.queries.parent / "timed-encoder"
+    image: str
+    k: int = K
 
 
-def timed_model(given: Given, space: str) -> ServedModel:
+def timed_model(given: Given, space: str, *, instant: bool = False) -> ServedModel:
     """What takes the place of an artifact that aims at the index's space."""
-    answers = given.answers()
-    encoder = TimedEncoder(
-        write_stages(given.graphs), answers, gallery_space=space, query_encoder="e" * 64
-    )
-    return ServedModel(_manifest(encoder.levels, space), {"text": encoder})
+    text, image = (given.encoder(modality, space) for modality in ("text", "image"))
+    encoders = {"text": text, "image": image}
+    if instant:
+        text.skip_graphs()
+    return ServedModel(_manifest(text.levels, space), encoders)
 
 
 def _manifest(levels: Sequence[LevelSpec], space: str) -> ArtifactManifest:
@@ -82,66 +71,76 @@ def _manifest(levels: Sequence[LevelSpec], space: str) -> ArtifactManifest:
         created_at="2026-01-01T00:00:00Z",
         gallery="nested",
         gallery_space=space,
-        query_encoder="e" * 64,
-        towers=(TowerRecord(modality="text", family="bert", pooling="mean", stages=stages),),
+        query_encoder=Space(space).encoder,
+        towers=(TowerRecord(modality="text", family="hivlp-text", pooling="mean", stages=stages),),
         files={},
     )
 
 
-def load(given: Given, settings: Settings) -> Catalogue:
-    """The index as `hivlp serve` opens it, asked with the timed encoder."""
+def load(given: Given, settings: Settings, *, instant: bool = False) -> Catalogue:
+    """The index as `hivlp serve` opens it, asked with the timed encoders."""
     from hivlp.service.loading import Loader
 
     loader = Loader(settings)
     plain = loader.open(given.index)
-    model = timed_model(given, plain.model.gallery_space)
+    model = timed_model(given, plain.model.gallery_space, instant=instant)
     served = ServedVersion(plain.searcher, model, plain.pictures, plain.snapshot, plain.close_with)
-    loader.make_ready(plain)
-    for _ in range(3):
-        encoder = model.encoders["text"]
-        list(encoder.encode(encoder.prepare(["q0"])))
+    loader.make_ready(served)
     live: LiveSnapshot[ServedVersion] = LiveSnapshot(served)
     return Catalogue({given.index: live}, loader.store)
 
 
-def serve_hivlp(given: Given, port: int) -> None:
+def serve_hivlp(given: Given, port: int, *, instant: bool) -> None:
     """`hivlp serve`, with another model."""
     import uvicorn
 
     from hivlp.service.app import create_app
-    from hivlp.service.begin import SWITCH_S
+    from hivlp.service.begin import begin_process
 
-    sys.setswitchinterval(SWITCH_S)
     settings = load_settings(home=given.home, indexes=(given.index,))
-    app = create_app(settings, load=lambda own: load(given, own))
+    begin_process(settings)
+    app = create_app(settings, load=lambda own: load(given, own, instant=instant))
     uvicorn.run(app, port=port, loop="uvloop", http="httptools", ws="none", access_log=False,
                 log_level="warning")  # fmt: skip
 
 
 def serve_plain(given: Given, port: int, ef: int) -> None:
-    """One encoder, one graph, one route."""
+    """Two encoders, one graph, two routes."""
     import faiss
     import uvicorn
     from fastapi import FastAPI
+    from PIL import Image
 
     from hivlp.models.runtime.threads import available_threads
 
     faiss.omp_set_num_threads(1)
     index = open_graph(given, ef)
-    encoder = one_graph(given)
+    texts, pictures = given.one_graph("text"), given.one_graph("image")
     names = [{"id": str(row)} for row in range(index.ntotal)]
     pool = ThreadPoolExecutor(available_threads())
     app = FastAPI()
 
-    def find(wanted: Wanted) -> dict[str, Any]:
-        (output,) = encoder.encode(encoder.prepare([wanted.query]))
-        scores, rows = index.search(output.vectors, wanted.k)
+    def answer(vectors: np.ndarray, k: int) -> dict[str, Any]:
+        scores, rows = index.search(vectors, k)
         pairs = zip(rows[0].tolist(), scores[0].tolist(), strict=True)
         return {"hits": [{"score": score, "metadata": names[row]} for row, score in pairs]}
 
+    def find_text(wanted: Text) -> dict[str, Any]:
+        (output,) = texts.encode(texts.prepare([wanted.query]))
+        return answer(output.vectors, wanted.k)
+
+    def find_picture(wanted: Picture) -> dict[str, Any]:
+        picture = Image.open(io.BytesIO(base64.b64decode(wanted.image))).convert("RGB")
+        (output,) = pictures.encode(pictures.prepare([np.asarray(picture)]))
+        return answer(output.vectors, wanted.k)
+
     @app.post("/search/text")
-    async def search(wanted: Wanted) -> dict[str, Any]:
-        return await asyncio.get_running_loop().run_in_executor(pool, find, wanted)
+    async def search_text(wanted: Text) -> dict[str, Any]:
+        return await asyncio.get_running_loop().run_in_executor(pool, find_text, wanted)
+
+    @app.post("/search/image")
+    async def search_image(wanted: Picture) -> dict[str, Any]:
+        return await asyncio.get_running_loop().run_in_executor(pool, find_picture, wanted)
 
     @app.get("/readyz")
     async def ready() -> dict[str, str]:
@@ -149,12 +148,6 @@ def serve_plain(given: Given, port: int, ef: int) -> None:
 
     uvicorn.run(app, port=port, loop="uvloop", http="httptools", ws="none", access_log=False,
                 log_level="warning")  # fmt: skip
-
-
-def one_graph(given: Given) -> TimedEncoder:
-    """The same encoder without early exits: one graph, the finest answer alone."""
-    graph, full = write_stages(given.graphs, (DEPTH,)), given.answers()[-1]
-    return TimedEncoder(graph, [full], gallery_space="0" * 64, query_encoder="0" * 64)
 
 
 def open_graph(given: Given, ef: int) -> Any:
@@ -181,15 +174,14 @@ def open_graph(given: Given, ef: int) -> Any:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("kind", choices=("hivlp", "plain"))
-    parser.add_argument("--home", type=Path, required=True)
-    parser.add_argument("--index", required=True)
-    parser.add_argument("--queries", type=Path, required=True)
+    parser.add_argument("--rows", type=int, required=True)
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--ef", type=int, default=128)
+    parser.add_argument("--instant", action="store_true")
     options = parser.parse_args()
-    given = Given(options.home, options.index, options.queries)
+    given = Given.of(options.rows)
     if options.kind == "hivlp":
-        serve_hivlp(given, options.port)
+        serve_hivlp(given, options.port, instant=options.instant)
     else:
         serve_plain(given, options.port, options.ef)
 

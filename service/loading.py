@@ -29,6 +29,7 @@ from hivlp.models.errors import ArtifactError, HivlpError, SpaceMismatch
 from hivlp.models.levels import Modality
 from hivlp.models.runtime.loading import load_encoders, load_reranker
 from hivlp.models.runtime.memory import available_memory
+from hivlp.models.runtime.pages import use_large_pages
 from hivlp.models.runtime.providers import check_distributions
 from hivlp.service.queries import ImageQuery, Query, Setting, VectorQuery, text_query
 from hivlp.service.schemas import SearchOptions
@@ -117,6 +118,7 @@ class Loader:
         if self._settings.warm and served.snapshot is not None:
             read_through(served.snapshot, available_memory())
             warm(served, self._settings.limits)
+            log.info("index %s: %s", served.snapshot.manifest.index, use_large_pages().to_text())
 
     def _served(self, name: str, snapshot: Snapshot, like: ServedVersion | None) -> ServedVersion:
         manifest = snapshot.manifest
@@ -192,6 +194,7 @@ def _make_all_ready(
             del opened[name]
             served.close()
             _leave_out(name, error, settings, failed)
+    log.info("%s", use_large_pages().to_text())
 
 
 def _leave_out(
