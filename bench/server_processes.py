@@ -81,6 +81,12 @@ class Blocking:
         """What a request cost this thread, the kernel's part included."""
         return 1e3 * self._spent_s / self._asked
 
+    def server_s(self) -> float:
+        """Seconds of processor time that the server's process has spent so far."""
+        lines = self.ask("GET", "/metrics", b"").decode().splitlines()
+        name = "process_cpu_seconds_total "
+        return float(next(line for line in lines if line.startswith(name)).split()[1])
+
     def ask(self, method: str, path: str, body: bytes) -> bytes:
         """The whole answer, head included. Raises RuntimeError unless it is a 200."""
         began = time.thread_time()

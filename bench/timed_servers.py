@@ -6,8 +6,8 @@
 `hivlp` is the app of `hivlp serve` with its own settings; only the encoders are timed ones, and
 with `--instant` they take no time. `plain` is what a good engineer writes in an afternoon: FastAPI,
 one ONNX graph for texts and one for pictures, one faiss HNSW over all 768 numbers (M 32,
-efConstruction 200) with a beam measured to find .99 of the exact ten, metadata from a list, a
-thread pool of the cores.
+efConstruction 200, fp32 rows in memory) with a beam (`--ef`) that finds .99 of the exact ten,
+metadata from a list, a thread pool of the cores.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import asyncio
 import base64
 import io
 import os
-import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -27,7 +26,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import numpy as np
 from pydantic import BaseModel
-from timed_encoder import Space
+from timed_encoder import DIMS, Space
 from timed_home import NAME, Given, K
 
 from hivlp.index.snapshot.live import LiveSnapshot
@@ -114,7 +113,7 @@ def serve_plain(given: Given, port: int, ef: int) -> None:
     from hivlp.models.runtime.threads import available_threads
 
     faiss.omp_set_num_threads(1)
-    index = open_graph(given, ef)
+    index, _storage = open_graph(given, ef)
     texts, pictures = given.one_graph("text"), given.one_graph("image")
     names = [{"id": str(row)} for row in range(index.ntotal)]
     pool = ThreadPoolExecutor(available_threads())
@@ -150,25 +149,25 @@ def serve_plain(given: Given, port: int, ef: int) -> None:
                 log_level="warning")  # fmt: skip
 
 
-def open_graph(given: Given, ef: int) -> Any:
-    """An HNSW over the index's own rows, made once and kept."""
+def open_graph(given: Given, ef: int) -> tuple[Any, Any]:
+    """An HNSW over the finest rows as fp32 in memory, with the links that our index has too.
+
+    Both would be built by faiss with the same parameters from the same rows; they are built once.
+    Returned with its rows, which it doesn't own.
+    """
     import faiss
 
-    path = given.queries.parent / f"plain-{given.index}.faiss"
-    if not path.exists():
-        store = SnapshotStore(given.home)
-        rows = np.load(store.path(given.index, store.current(given.index)) / "image/rows.npy", "r")
-        faiss.omp_set_num_threads(os.cpu_count() or 1)
-        graph = faiss.IndexHNSWFlat(rows.shape[1], 32, faiss.METRIC_INNER_PRODUCT)
-        graph.hnsw.efConstruction = 200
-        for start in range(0, len(rows), 10_000):
-            graph.add(np.asarray(rows[start : start + 10_000], np.float32))
-            print(f"plain graph: {graph.ntotal} of {len(rows)} rows", file=sys.stderr, flush=True)
-        faiss.write_index(graph, str(path))
-        faiss.omp_set_num_threads(1)
-    index = faiss.read_index(str(path))
+    store = SnapshotStore(given.home)
+    folder = store.path(given.index, store.current(given.index)) / "image"
+    (links,) = folder.glob(f"level{len(DIMS)}.hnsw")
+    rows = np.load(folder / "rows.npy", "r")
+    storage = faiss.IndexFlatIP(rows.shape[1])
+    for start in range(0, len(rows), 10_000):
+        storage.add(np.asarray(rows[start : start + 10_000], np.float32))
+    index = faiss.read_index(str(links), faiss.IO_FLAG_SKIP_STORAGE)
+    index.storage, index.own_fields = storage, False
     index.hnsw.efSearch = ef
-    return index
+    return index, storage
 
 
 def main() -> None:

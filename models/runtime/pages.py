@@ -58,7 +58,7 @@ class LargePages:
 
 
 def use_large_pages(*, root: Path = Path("/")) -> LargePages:
-    """Move this process's large memory into large pages. Blocking, about 2 s a GiB.
+    """Move this process's large memory into large pages. Blocking, about 2.5 s a GiB.
 
     `root` is where /proc and /sys are found.
     """
