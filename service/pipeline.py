@@ -263,8 +263,7 @@ class Pipeline:
         for job in jobs:
             job.payload.setting.timeline.add("queue", job.submitted_s, now_s)
         asked = [job.payload for job in jobs]
-        encoded = find_together(asked, lambda place, outcome: deliver(jobs[place], outcome))
-        if encoded:
+        for encoded in find_together(asked, lambda place, outcome: deliver(jobs[place], outcome)):
             self._metrics.searching.batch_size.observe(encoded)
 
     def _drop(self, job: Job[Any]) -> bool:

@@ -5,7 +5,8 @@
 Encoding is what a batch makes cheaper; a scan or a walk is as dear for each. A search that is done
 answers at once and isn't waited for by the others; when all are done, the encoder stops. What is
 wrong with one (its picture, its filter, its plan) fails that one alone. If encoding fails, each is
-tried by itself.
+tried by itself. Texts of very different lengths are not padded to the longest: they are encoded in
+as many parts as are cheapest together (`lengths.py`), short ones first.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import numpy as np
 
 from hivlp.models.encoder import Encoder, EncoderBatch
 from hivlp.models.levels import EarlyOutput
+from hivlp.service.lengths import split
 from hivlp.service.overlap import PlanRun, close_outputs, levels_wanted
 from hivlp.service.queries import (
     EncodedQuery,
@@ -66,22 +68,33 @@ class _Running:
     def opened(self) -> Opened:
         return _opened(self.asked, self.prepared)
 
+    @property
+    def tokens(self) -> int:
+        """How long its text is to the encoder; pictures are all alike."""
+        ids = self.prepared.inputs.get("input_ids")
+        return 1 if ids is None else ids.shape[1]
 
-def find_together(asked: Sequence[Asked], tell: Tell) -> int:
-    """Answer each, or say why not. Returns how many were encoded together."""
+
+def find_together(asked: Sequence[Asked], tell: Tell) -> tuple[int, ...]:
+    """Answer each, or say why not. Returns how many were encoded together, part by part."""
     begun = [_attempt(tell, place, partial(_begin, place, one)) for place, one in enumerate(asked)]
     running = [one for one in begun if one is not None]
-    size = len(running)
-    if not size:
-        return 0
+    parts = [[running[i] for i in part] for part in split([one.tokens for one in running])]
+    sizes = tuple(len(part) for part in parts)
+    for part in parts:
+        _run_part(part, tell)
+    return sizes
+
+
+def _run_part(running: list[_Running], tell: Tell) -> None:
     try:
         _run(running, _batch(running), tell)
     except BaseException as error:
         # Not finite, or out of memory: whose fault it is shows one by one.
+        size = len(running)
         log.error("%d queries can't be encoded together, so each is alone: %s", size, error)
         for one in tuple(running):
             _attempt_alone(one, tell)
-    return size
 
 
 def _begin(place: int, asked: Asked) -> _Running:

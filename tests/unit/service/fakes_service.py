@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from hivlp.index.candidates import Candidates, RowArray
@@ -80,7 +81,11 @@ class FakeEncoder:
             for item in items
         ]
         truncated = tuple(isinstance(item, str) and len(item) > 100 for item in items)
-        return EncoderBatch({"vector": np.concatenate(vectors)}, len(items), truncated)
+        inputs: dict[str, npt.NDArray[np.generic]] = {"vector": np.concatenate(vectors)}
+        if self.modality == "text":  # a token a word, and one at either end
+            words = max(len(item.split()) for item in items if isinstance(item, str))
+            inputs["input_ids"] = np.ones((len(items), 2 + words), np.int64)
+        return EncoderBatch(inputs, len(items), truncated)
 
     def encode(self, batch: EncoderBatch) -> Iterator[EarlyOutput]:
         vectors = np.asarray(batch.inputs["vector"], np.float32)

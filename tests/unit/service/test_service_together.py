@@ -110,6 +110,21 @@ def test_answers_are_the_same_alone_and_together(world: World, pool: ThreadPoolE
     assert {hit["score"] >= 0.5 for hit in together[5]["hits"]} == {True}
 
 
+def test_a_long_text_is_not_what_short_ones_are_padded_to(
+    world: World, pool: ThreadPoolExecutor
+) -> None:
+    texts = ["red", "blue " + "and so on " * 20, "green", "white"]
+    bodies: list[dict[str, Any]] = [{"query": text, "plan": "funnel"} for text in texts]
+    with queueing(world, pool) as queue:
+        asked = queue.ask(*bodies)
+        queue.release()
+        together = results(asked)
+        assert metric(queue.client, "hivlp_batch_size_count") == 1 + 2
+        assert metric(queue.client, "hivlp_batch_size_sum") == 1 + len(texts)
+        alone = [queue.client.post("/search/text", json=body).json() for body in bodies]
+    assert [plain(one) for one in together] == [plain(one) for one in alone]
+
+
 def test_each_of_a_batch_tells_its_own_stages(world: World, pool: ThreadPoolExecutor) -> None:
     with queueing(world, pool) as queue:
         asked = queue.ask(BODIES[0], BODIES[3])
