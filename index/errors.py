@@ -3,7 +3,8 @@
 HivlpError
 ├── CorpusError             a corpus can't be read; names the place
 ├── BuildError              a build can't be finished or must not be published
-│   └── IndexBusy           another process changes the index
+│   ├── IndexBusy           another process changes the index
+│   └── NoRoom              the disk has less room than a version needs; names both and the folder
 ├── PlanError               a search plan that contradicts itself or the index; names the parameter
 ├── NoSuchItem              an id that the snapshot does not hold
 ├── NoDevice                a GPU was asked for, and none is seen
@@ -20,6 +21,7 @@ HivlpError
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 from hivlp.models.errors import HivlpError, InputError
 
@@ -42,6 +44,27 @@ class IndexBusy(BuildError):
 
     def __init__(self, index: str, waited_s: float) -> None:
         super().__init__(f"index {index!r} is being changed by another process for {waited_s:g} s")
+
+
+class NoRoom(BuildError):
+    """A file system has less room than what is about to be written needs."""
+
+    def __init__(
+        self, what: str, folder: Path, *, need_bytes: int, free_bytes: int, kept_bytes: int
+    ) -> None:
+        super().__init__(
+            f"{what}: needs {_mib(need_bytes)} on the disk of {folder}, which has "
+            f"{_mib(free_bytes)} free, of which {_mib(kept_bytes)} are to stay free; "
+            "`hivlp snapshots gc` removes versions that nobody needs"
+        )
+        self.folder = folder
+        self.need_bytes = need_bytes
+        self.free_bytes = free_bytes
+        self.kept_bytes = kept_bytes
+
+
+def _mib(size: int) -> str:
+    return f"{size / 2**20:.1f} MiB"
 
 
 class PlanError(InputError):

@@ -9,9 +9,7 @@ version is made: a corpus of any size takes about 100 bytes of memory an item (d
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -32,43 +30,35 @@ from hivlp.index.build.embeddings import FOLDER as EMBEDDINGS
 from hivlp.index.build.embeddings import EmbeddingCache
 from hivlp.index.build.encode import (
     LIMITS,
-    WORKERS,
     Encoded,
     EncodeMeans,
     FailureLog,
     encode_corpus,
 )
 from hivlp.index.build.fold import ByModel, Folding, Made, publish_folded
-from hivlp.index.build.measure import Measured, StagedSide, measure
+from hivlp.index.build.measure import StagedSide, measure
 from hivlp.index.build.model import Model
+from hivlp.index.build.needs import BuildNeeds
 from hivlp.index.build.overlay import Overlay
-from hivlp.index.build.queries import QuerySet
 from hivlp.index.build.readers.base import Corpus
+from hivlp.index.build.record import DEFAULTS, Draft, faiss_levels, manifest_of
+from hivlp.index.build.record import BuildSettings as BuildSettings
 from hivlp.index.build.sample import sample_queries
 from hivlp.index.build.served import useless_graph, without_graph
 from hivlp.index.build.spool import ItemSpool
 from hivlp.index.build.states import keeping_states
 from hivlp.index.build.upserts import Workshop
-from hivlp.index.build.wishes import Wishes
 from hivlp.index.candidates import RowArray
 from hivlp.index.errors import BuildError
-from hivlp.index.level_index import LevelIndex, RowsType
-from hivlp.index.pictures import root_text
+from hivlp.index.level_index import LevelIndex
 from hivlp.index.snapshot import layout
 from hivlp.index.snapshot.changes import Shape
 from hivlp.index.snapshot.manifest import (
-    BuildRecord,
-    CorpusRecord,
-    LevelRecord,
-    OptionRecord,
-    SideRecord,
     SnapshotManifest,
-    StatesRecord,
 )
-from hivlp.index.snapshot.store import SnapshotStore, Staging, check_index_name
+from hivlp.index.snapshot.store import SnapshotStore, check_index_name
 from hivlp.index.snapshot.uploads import FOLDER as UPLOADS
 from hivlp.index.snapshot.uploads import PictureRoots
-from hivlp.models.artifact import file_record
 from hivlp.models.levels import Modality
 from hivlp.models.runtime.progress import Progress, begin
 from hivlp.models.runtime.texts import MAX_TEXT_CHARS
@@ -76,33 +66,6 @@ from hivlp.models.runtime.texts import MAX_TEXT_CHARS
 SEED = 20_240_229
 SAMPLED_ROWS = 5e8
 LEAST_SAMPLE = 100
-
-
-@dataclass(frozen=True, slots=True)
-class BuildSettings:
-    """How to build. `max_failures` is a share; `sample` the most queries widths are measured on.
-
-    `wishes` say which family and codes are wanted, or the limits to choose them within.
-    `build_threads` build graphs: with more than one, the same rows give another graph each time.
-    `workers` threads read and decode pictures. `store_states` keeps pictures' token states for the
-    model's re-ranker. `forget_changes`: the version holds the corpus alone, without what was put or
-    deleted since.
-    """
-
-    batch_size: int = 32
-    workers: int = WORKERS
-    max_failures: float = 0.05
-    materialise: bool = False
-    metadata_group: str | None = None
-    sample: int = 500
-    target: float = 0.99
-    rows_type: RowsType = "fp32"
-    wishes: Wishes = field(default_factory=Wishes)
-    build_threads: int = 1
-    store_states: bool = False
-    forget_changes: bool = False
-    activate: bool = True
-    quiet: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,35 +80,19 @@ class BuildReport:
     notes: tuple[str, ...] = ()
 
 
-@dataclass(slots=True)
-class _Draft:
-    """A version while it is made."""
-
-    staging: Staging
-    encoded: Encoded
-    sides: dict[Modality, BuiltSide] = field(default_factory=dict)
-    queries: Mapping[Modality, QuerySet] = field(default_factory=dict)
-    options: dict[Modality, tuple[OptionRecord, ...]] = field(default_factory=dict)
-    graphs: dict[Modality, tuple[int, ...]] = field(default_factory=dict)
-    measured: Measured = field(default_factory=Measured)
-    gate: dict[str, float] = field(default_factory=dict)
-    states: StatesRecord | None = None
-    notes: list[str] = field(default_factory=list)
-
-
 def build_index(
     corpus: Corpus,
     model: Model,
     store: SnapshotStore,
     name: str,
-    settings: BuildSettings = BuildSettings(),
+    settings: BuildSettings = DEFAULTS,
     overlay: Overlay | None = None,
 ) -> BuildReport:
     """Build, publish and (unless told otherwise) activate a version of index `name`.
 
     `overlay` says what of the corpus to leave out and which items to add (None: as the index's
-    changes say). Raises CorpusError,
-    BuildError, SpaceMismatch, MissingExtra; the store is left as it was.
+    changes say). Raises CorpusError, BuildError (NoRoom where the disk has too little for it),
+    SpaceMismatch, MissingExtra; the store is left as it was.
     """
     check_index_name(name)
     try:
@@ -167,6 +114,8 @@ def _build_index(
     builds = cache_folder / "builds"
     failures_file = builds / f"{name}.failures.jsonl"
     width = sum(model.gallery_dims)
+    needs = BuildNeeds(name, store.folder(name), model, settings)
+    expected = corpus.count()
     folding = Folding.begin(store, name, forget=settings.forget_changes)
     with (
         EmbeddingCache(cache_folder / EMBEDDINGS, model.gallery_space, width) as cache,
@@ -174,9 +123,10 @@ def _build_index(
         ItemSpool(builds) as spool,
         store.stage(name),  # nothing is written there: whoever erases must see this build
     ):
+        needs.check_before_encoding(expected, cache, kept)
         with (
             FailureLog(failures_file) as failures,
-            Progress(f"encode {name}", corpus.count(), quiet=settings.quiet) as progress,
+            Progress(f"encode {name}", expected, quiet=settings.quiet) as progress,
         ):
             size, workers = settings.batch_size, settings.workers
             means = EncodeMeans(cache, spool, failures, size, workers, kept)
@@ -185,8 +135,9 @@ def _build_index(
             encoded = encode_corpus(corpus, model, means, progress, overlay)
         encoded.check_share(settings.max_failures, failures_file)
         _check_group(settings, encoded)
+        needs.check_before_writing(spool, kept)
         with store.stage(name) as staging:
-            draft = _Draft(staging, encoded)
+            draft = Draft(staging, encoded)
             begin("write rows")
             _assemble(draft, model, cache, settings)
             if kept is not None and (side := draft.sides.get("image")) is not None:
@@ -198,7 +149,7 @@ def _build_index(
             begin("check")
             sides = _gate(draft)
             _measure(draft, sides, model, settings)
-            manifest = _manifest(draft, corpus, model, settings, version_of_faiss)
+            manifest = manifest_of(draft, corpus, model, settings, version_of_faiss)
             begin("publish")
             made = Made(staging, manifest, ByModel(_workshop(store, name, model)))
             path, notes = publish_folded(store, made, folding, activate=settings.activate)
@@ -227,7 +178,7 @@ def _check_group(settings: BuildSettings, encoded: Encoded) -> None:
         raise BuildError(f"no item has the metadata column {group!r}")
 
 
-def _assemble(draft: _Draft, model: Model, cache: EmbeddingCache, settings: BuildSettings) -> None:
+def _assemble(draft: Draft, model: Model, cache: EmbeddingCache, settings: BuildSettings) -> None:
     folder = draft.staging.path
     write_catalogue(folder, draft.encoded.items)
     for side in layout.SIDES:
@@ -239,7 +190,7 @@ def _assemble(draft: _Draft, model: Model, cache: EmbeddingCache, settings: Buil
             draft.sides[side] = built
 
 
-def _choose(draft: _Draft, model: Model, settings: BuildSettings) -> None:
+def _choose(draft: Draft, model: Model, settings: BuildSettings) -> None:
     """Family and codes of each side, by the captions where there are any; then write them."""
     rows = sum(built.size for built in draft.sides.values())
     means = Means(settings.build_threads, settings.materialise)
@@ -255,13 +206,13 @@ def _choose(draft: _Draft, model: Model, settings: BuildSettings) -> None:
             f"{side}: the {taken.family} family over {taken.level1} codes is {missed}"
             for missed in wishes.over(taken)
         ]
-        levels = _faiss_levels(model, settings)
+        levels = faiss_levels(model, settings)
         write_faiss(draft.staging.path, built, levels, taken.level1, taken.maskable)
         if taken.family == "graph":
             draft.graphs[side] = _write_graphs(draft, built, settings)
 
 
-def _write_graphs(draft: _Draft, built: BuiltSide, settings: BuildSettings) -> tuple[int, ...]:
+def _write_graphs(draft: Draft, built: BuiltSide, settings: BuildSettings) -> tuple[int, ...]:
     total = built.size * len(graph_levels(built))
     task = f"build {built.modality} graphs"
     with Progress(task, total, "row", quiet=settings.quiet) as progress:
@@ -270,7 +221,7 @@ def _write_graphs(draft: _Draft, built: BuiltSide, settings: BuildSettings) -> t
 
 
 def _measure(
-    draft: _Draft, sides: dict[Modality, StagedSide], model: Model, settings: BuildSettings
+    draft: Draft, sides: dict[Modality, StagedSide], model: Model, settings: BuildSettings
 ) -> None:
     """Measure every direction; once more by scans where a side's graphs turned out useless."""
     while True:
@@ -291,7 +242,7 @@ def _measure(
     draft.notes += draft.measured.notes
 
 
-def _drop_useless_graphs(draft: _Draft, settings: BuildSettings) -> list[Modality]:
+def _drop_useless_graphs(draft: Draft, settings: BuildSettings) -> list[Modality]:
     """The sides whose graphs gain nothing: the scan is to serve them, and no graph is kept."""
     dropped: list[Modality] = []
     for side, built in draft.sides.items():
@@ -311,13 +262,7 @@ def _drop_useless_graphs(draft: _Draft, settings: BuildSettings) -> list[Modalit
     return dropped
 
 
-def _faiss_levels(model: Model, settings: BuildSettings) -> tuple[int, ...]:
-    """Level 1 always; every level when asked, and when each level has rows of its own."""
-    every = tuple(spec.level for spec in model.levels)
-    return every if settings.materialise or model.gallery == "per_exit" else every[:1]
-
-
-def _gate(draft: _Draft) -> dict[Modality, StagedSide]:
+def _gate(draft: Draft) -> dict[Modality, StagedSide]:
     """Check what was written; returns the sides, opened."""
     items = draft.encoded.items
     gate.check_items(items)
@@ -340,20 +285,20 @@ def _gate(draft: _Draft) -> dict[Modality, StagedSide]:
     return sides
 
 
-def _groups(draft: _Draft, settings: BuildSettings) -> RowArray:
+def _groups(draft: Draft, settings: BuildSettings) -> RowArray:
     """(items,): items of one number answer each other."""
     group, items = settings.metadata_group, draft.encoded.items
     values = None if group is None else (item.metadata.get(group) for item in items)
     return item_groups(values, len(items))
 
 
-def _maskable(draft: _Draft, side: Modality, built: BuiltSide) -> dict[int, LevelIndex]:
+def _maskable(draft: Draft, side: Modality, built: BuiltSide) -> dict[int, LevelIndex]:
     """Level 1's second codes, opened, where it has any."""
     file = draft.staging.path / layout.maskable_file(side)
     return {1: open_level(1, built.rows[1], file, "faiss-cpu")} if file.is_file() else {}
 
 
-def _encode_queries(draft: _Draft, corpus: Corpus, model: Model, settings: BuildSettings) -> None:
+def _encode_queries(draft: Draft, corpus: Corpus, model: Model, settings: BuildSettings) -> None:
     """A sample of the corpus's own captions and pictures, encoded through every exit."""
     largest = max(side.size for side in draft.sides.values())
     limit = min(settings.sample, max(LEAST_SAMPLE, int(SAMPLED_ROWS / largest)))
@@ -361,67 +306,3 @@ def _encode_queries(draft: _Draft, corpus: Corpus, model: Model, settings: Build
     folder = draft.staging.path
     roots = PictureRoots(corpus.root, folder.parent / UPLOADS)
     draft.queries = sample_queries(folder, draft.sides, roots, model, limit, rng)
-
-
-def _manifest(
-    draft: _Draft, corpus: Corpus, model: Model, settings: BuildSettings, version_of_faiss: str
-) -> SnapshotManifest:
-    folder = draft.staging.path
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
-    return SnapshotManifest(
-        index=draft.staging.index,
-        version=draft.staging.version,
-        created_at=datetime.now(UTC).isoformat(timespec="seconds"),
-        items=len(draft.encoded.items),
-        sides={side: _side_record(draft, side, model, settings) for side in draft.sides},
-        levels=tuple(
-            LevelRecord(level=s.level, exit_layer=s.exit_layer, dim=s.dim) for s in model.levels
-        ),
-        gallery=model.gallery,
-        gallery_space=model.gallery_space,
-        query_encoder=model.query_encoder,
-        model=model.name,
-        artifact=str(model.path),
-        faiss_version=version_of_faiss,
-        corpus=CorpusRecord(
-            kind=corpus.kind,
-            root=root_text(corpus.root),
-            source=root_text(corpus.source),
-            failures=draft.encoded.failures,
-        ),
-        build=BuildRecord(
-            batch_size=settings.batch_size,
-            max_failures=settings.max_failures,
-            materialise=settings.materialise,
-            metadata_group=settings.metadata_group,
-            sample=settings.sample,
-            target=settings.target,
-            must=settings.wishes.must,
-            build_threads=settings.build_threads,
-        ),
-        options=draft.options,
-        widths=tuple(draft.measured.widths),
-        exits=tuple(draft.measured.exits),
-        retrieval=tuple(draft.measured.retrieval),
-        paces=tuple(draft.measured.paces),
-        gate=draft.gate,
-        states=draft.states,
-        files={path.relative_to(folder).as_posix(): file_record(path) for path in files},
-    )
-
-
-def _side_record(
-    draft: _Draft, side: Modality, model: Model, settings: BuildSettings
-) -> SideRecord:
-    built = draft.sides[side]
-    taken = next(option for option in draft.options[side] if option.chosen)
-    return SideRecord(
-        rows=built.size,
-        max_rows_per_item=int(np.bincount(built.row_items).max()),
-        faiss_levels=_faiss_levels(model, settings),
-        family=taken.family,
-        level1=taken.level1,
-        rows_type=settings.rows_type,
-        graph_levels=draft.graphs.get(side, ()),
-        maskable=taken.maskable,
-    )

@@ -35,10 +35,11 @@ from hivlp.index.backends.rows import LevelRows
 from hivlp.index.build.assemble import BuiltSide, maskable_beside
 from hivlp.index.build.beams import measure_beams
 from hivlp.index.build.directions import Direction
-from hivlp.index.build.footprint import memory_bytes
+from hivlp.index.build.footprint import SideShape
 from hivlp.index.build.queries import QuerySet
 from hivlp.index.build.widths import exact_best, sweep
-from hivlp.index.build.wishes import Wishes
+from hivlp.index.build.wishes import CANDIDATES as CANDIDATES
+from hivlp.index.build.wishes import FEW_ROWS, Wishes
 from hivlp.index.candidates import Candidates, RowArray
 from hivlp.index.cascade import PlanRequest, run_stage
 from hivlp.index.level_index import Codec, Family, LevelIndex, SearchParams
@@ -46,8 +47,6 @@ from hivlp.index.plans import WidthPoint, make_plan, stage_query
 from hivlp.index.snapshot.manifest import OptionRecord, WidthRecord
 from hivlp.models.levels import GalleryKind, LevelSpec
 
-FEW_ROWS = 20_000
-"""Up to so many rows a flat scan is taken without trying anything else."""
 SAMPLED: dict[Family, int] = {"scan": 50_000, "graph": 10_000}
 """Rows that a candidate is built over. What a scan must keep grows with the rows, so that a small
 sample flatters it, lossy codes most of all; a graph is slow to build."""
@@ -63,13 +62,6 @@ GRAPH_GROWTH = 0.25
 K = 10
 BATCH = 32
 """Queries at once, where an index must serve batches."""
-CANDIDATES: tuple[tuple[Family, Codec], ...] = (
-    ("scan", "flat"),
-    ("scan", "sq8"),
-    ("scan", "pq64x4fs"),
-    ("scan", "rabitqfs"),
-    ("graph", "sq8"),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,10 +93,7 @@ def choose(
 ) -> tuple[OptionRecord, ...]:
     """Every candidate with what was measured and why it was taken or not; one is `chosen`."""
     draft = partial(_draft, side, gallery, wishes, means)
-    asked = [c for c in CANDIDATES if wishes.admits(*c)] or [wishes.forced()]
-    few = side.size <= FEW_ROWS and wishes.family == "auto"
-    if few and ("scan", "flat") not in asked:  # no graph over a handful of rows
-        asked = [c for c in asked if c[0] == "scan"] or asked
+    asked = wishes.asked(side.size)
     if len(asked) == 1:
         return (draft(asked[0], "asked for", chosen=True),)
     if side.size <= FEW_ROWS and ("scan", "flat") in asked:
@@ -198,8 +187,8 @@ def _draft(
         level1=codec,
         maskable=maskable,
         rows=side.size,
-        memory_bytes=memory_bytes(
-            side, family, codec, maskable, gallery, materialise=means.materialise
+        memory_bytes=SideShape.of(side, gallery).level_bytes(
+            family, codec, maskable, materialise=means.materialise
         ),
         chosen=chosen,
         reason=reason,

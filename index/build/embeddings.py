@@ -68,6 +68,16 @@ class NumberCache:
     ) -> None:
         self._base.close()
 
+    @property
+    def row_bytes(self) -> int:
+        """Of one entry's numbers."""
+        return np.dtype(self.kind).itemsize * self._width
+
+    @property
+    def size_bytes(self) -> int:
+        """Of the file, with all that is in it."""
+        return self.path.stat().st_size
+
     def missing(self, keys: Sequence[bytes]) -> list[bytes]:
         """Those keys that are not there, in order, each once."""
         there: set[bytes] = set()
@@ -84,10 +94,9 @@ class NumberCache:
             blob = b"".join(found[key] for key in keys)
         except KeyError as error:
             raise BuildError(f"{self.path}: an embedding is gone; run the build again") from error
-        kind = np.dtype(self.kind)
-        if len(blob) != kind.itemsize * self._width * len(keys):
+        if len(blob) != self.row_bytes * len(keys):
             raise BuildError(f"{self.path}: vectors of another width; remove this file")
-        return np.frombuffer(blob, dtype=kind).reshape(len(keys), self._width)
+        return np.frombuffer(blob, dtype=self.kind).reshape(len(keys), self._width)
 
     def put(self, keys: Iterable[bytes], vectors: npt.NDArray[Any]) -> None:
         """Keep (n, width) numbers, durably, before returning."""

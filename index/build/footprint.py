@@ -1,38 +1,77 @@
-"""How many bytes an index's searches may touch, before it is built."""
+"""How many bytes a version has on the disk, and its searches may touch, before it is built."""
 
 from __future__ import annotations
 
-from hivlp.index.build.assemble import BuiltSide
-from hivlp.index.level_index import Codec, Family
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hivlp.index.backends.choose import codec_for
+from hivlp.index.build.assemble import BuiltSide, maskable_beside
+from hivlp.index.build.wishes import Wishes
+from hivlp.index.level_index import Codec, Family, RowsType
 from hivlp.models.levels import GalleryKind
 
 GRAPH_BYTES = 280
 """A row's links in one graph."""
+ROW_BYTES = 8
+"""The item of a row."""
+ITEM_BYTES = 16
+"""An item's place in the id index."""
 
 
-def memory_bytes(
-    side: BuiltSide,
-    family: Family,
-    level1: Codec,
-    maskable: Codec | None,
-    gallery: GalleryKind,
-    *,
-    materialise: bool,
-) -> int:
-    """Bytes of everything that a search may touch: rows, norms, codes and links.
+@dataclass(frozen=True, slots=True)
+class SideShape:
+    """What the sizes of a side's files follow from; `dims` are the levels', the coarsest first."""
 
-    Levels that are kept as FAISS indexes besides (`materialise`, and each level of a per_exit
-    gallery) are flat, 4 bytes a number, whatever the rows are kept as.
-    """
-    matrices = {id(rows.matrix): rows.matrix.nbytes for rows in side.rows.values()}
-    norms = sum(4 for rows in side.rows.values() if rows.inverse_norms is not None)
-    coarse = min(side.rows)
-    codes = code_bytes(level1, side.rows[coarse].dim)
-    codes += 0 if maskable is None else code_bytes(maskable, side.rows[coarse].dim)
-    if materialise or gallery == "per_exit":
-        codes += sum(4 * rows.dim for level, rows in side.rows.items() if level != coarse)
-    links = 2 * GRAPH_BYTES if family == "graph" else 0
-    return sum(matrices.values()) + side.size * (norms + codes + links)
+    rows: int
+    dims: tuple[int, ...]
+    gallery: GalleryKind
+    number_bytes: int = 4
+
+    @staticmethod
+    def of(side: BuiltSide, gallery: GalleryKind) -> SideShape:
+        """Of a side whose rows are written."""
+        levels = [side.rows[level] for level in sorted(side.rows)]
+        dims = tuple(rows.dim for rows in levels)
+        return SideShape(side.size, dims, gallery, levels[0].matrix.dtype.itemsize)
+
+    @staticmethod
+    def planned(
+        rows: int, dims: Sequence[int], gallery: GalleryKind, rows_type: RowsType
+    ) -> SideShape:
+        """Of a side that is to be written."""
+        number_bytes = np.dtype(np.float16 if rows_type == "fp16" else np.float32).itemsize
+        return SideShape(rows, tuple(dims), gallery, number_bytes)
+
+    def level_bytes(
+        self, family: Family, level1: Codec, maskable: Codec | None, *, materialise: bool
+    ) -> int:
+        """Bytes of everything that a search may touch: rows, norms, codes and links.
+
+        Levels that are kept as FAISS indexes besides (`materialise`, and each level of a per_exit
+        gallery) are flat, 4 bytes a number, whatever the rows are kept as.
+        """
+        nested = self.gallery == "nested"
+        numbers = self.number_bytes * (self.dims[-1] if nested else sum(self.dims))
+        norms = 4 * (len(self.dims) - 1) if nested else 0
+        codes = code_bytes(level1, self.dims[0])
+        codes += 0 if maskable is None else code_bytes(maskable, self.dims[0])
+        if materialise or not nested:
+            codes += 4 * sum(self.dims[1:])
+        links = 2 * GRAPH_BYTES if family == "graph" else 0
+        return self.rows * (numbers + norms + codes + links)
+
+    def file_bytes(self, wishes: Wishes, *, materialise: bool) -> tuple[int, int]:
+        """Bytes of the side's files: the least and the most that a build may choose."""
+        sizes = []
+        for family, wanted in wishes.possible(self.rows):
+            codec = codec_for(wanted, self.rows)
+            maskable = maskable_beside(codec, wishes.must)
+            sizes.append(self.level_bytes(family, codec, maskable, materialise=materialise))
+        rest = ROW_BYTES * self.rows
+        return min(sizes) + rest, max(sizes) + rest
 
 
 def code_bytes(codec: Codec, dim: int) -> int:

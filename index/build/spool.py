@@ -33,6 +33,8 @@ _SCHEMA = pa.schema(
         "metadata": pa.string(),
     }
 )
+_KEPT_TIMES = (("id", 1), ("image", 1), ("texts", 1), ("metadata", 2))
+"""How often a version has a column's content: metadata in the table and coded for filters."""
 _AS_IS = frozenset({str, int, float, bool, type(None)})
 _PLAIN = frozenset({"bool", "int", "float"})
 
@@ -67,7 +69,9 @@ class ItemSpool:
         self._waiting: list[tuple[Any, ...]] = []
         self._chars = 0
         self._count = 0
+        self._table_bytes = 0
         self.texts = 0
+        self.pictures = 0
 
     def __enter__(self) -> ItemSpool:
         return self
@@ -93,6 +97,12 @@ class ItemSpool:
                     item_id, image, image_key, tuple(texts), tuple(text_keys), _Metadata(metadata)
                 )
 
+    @property
+    def table_bytes(self) -> int:
+        """About what tables and filters' columns take that hold what was added."""
+        self._flush()
+        return self._table_bytes
+
     def append(self, item: EncodedItem) -> None:
         """Add one item."""
         metadata = to_json(item.metadata)
@@ -101,6 +111,7 @@ class ItemSpool:
         )
         self._count += 1
         self.texts += len(item.texts)
+        self.pictures += item.image_key is not None
         self._chars += len(metadata) + sum(map(len, item.texts))
         if len(self._waiting) >= BLOCK_ITEMS or self._chars >= BLOCK_CHARS:
             self._flush()
@@ -111,6 +122,7 @@ class ItemSpool:
             arrays = [pa.array(list(c), f.type) for c, f in zip(columns, _SCHEMA, strict=True)]
             batch = pa.RecordBatch.from_arrays(arrays, schema=_SCHEMA)
             self._blocks.append(self._scratch.append(batch.serialize()))
+            self._table_bytes += sum(n * batch.column(name).nbytes for name, n in _KEPT_TIMES)
             self._waiting.clear()
             self._chars = 0
 

@@ -40,6 +40,11 @@ class KeptStates:
     reranker: Reranker
     cache: StatesCache
 
+    @property
+    def row_bytes(self) -> int:
+        """Of one picture's states."""
+        return self.cache.row_bytes
+
     def encode(self, batch: EncoderBatch) -> npt.NDArray[np.float16]:
         """(n, m x d) states of pictures that the image tower has prepared."""
         pixels = np.asarray(batch.inputs["pixel_values"], np.float32)

@@ -9,6 +9,16 @@ from hivlp.index.errors import BuildError
 from hivlp.index.level_index import FAST_SCAN, Codec, Family, Must
 from hivlp.index.snapshot.manifest import OptionRecord
 
+FEW_ROWS = 20_000
+"""Up to so many rows a flat scan is taken without trying anything else."""
+CANDIDATES: tuple[tuple[Family, Codec], ...] = (
+    ("scan", "flat"),
+    ("scan", "sq8"),
+    ("scan", "pq64x4fs"),
+    ("scan", "rabitqfs"),
+    ("graph", "sq8"),
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Wishes:
@@ -41,7 +51,23 @@ class Wishes:
         """Whether a pair is what was asked for."""
         return self.family in ("auto", family) and self.level1 in ("auto", codec)
 
-    def forced(self) -> tuple[Family, Codec]:
+    def asked(self, rows: int) -> list[tuple[Family, Codec]]:
+        """What a side of so many rows is chosen from, the simplest first."""
+        asked = [c for c in CANDIDATES if self.admits(*c)] or [self._forced()]
+        few = rows <= FEW_ROWS and self.family == "auto"
+        if few and ("scan", "flat") not in asked:  # no graph over a handful of rows
+            asked = [c for c in asked if c[0] == "scan"] or asked
+        return asked
+
+    def possible(self, rows: int) -> list[tuple[Family, Codec]]:
+        """Those of them that a side of so many rows may get in the end."""
+        asked = self.asked(rows)
+        if rows <= FEW_ROWS and ("scan", "flat") in asked:
+            return [("scan", "flat")]
+        often = "rebuild" in self.must
+        return [c for c in asked if not (often and c[0] == "graph")] or asked
+
+    def _forced(self) -> tuple[Family, Codec]:
         """The pair asked for where it is never a candidate by itself: a graph over flat codes."""
         family: Family = "scan" if self.family == "auto" else self.family
         return family, "sq8" if self.level1 == "auto" else self.level1

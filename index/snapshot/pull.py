@@ -21,6 +21,7 @@ from hivlp.index.errors import SnapshotCorrupt, SnapshotError, SnapshotMissing
 from hivlp.index.snapshot.manifest import MANIFEST_NAME, SnapshotManifest, read_manifest
 from hivlp.index.snapshot.names import check_index_name, is_version
 from hivlp.index.snapshot.remote import Remote
+from hivlp.index.snapshot.room import check_room
 from hivlp.index.snapshot.staging import Staging
 from hivlp.index.snapshot.store import SnapshotStore
 from hivlp.models.artifact import FileRecord, file_record
@@ -64,8 +65,9 @@ def pull(
 ) -> PullReport:
     """Fetch a version (None: the one active there), verify it, publish it, activate it.
 
-    Raises InputError, MissingExtra, SnapshotMissing, SnapshotError, and SnapshotCorrupt naming the
-    file that isn't what its manifest says; what was fetched stays for the next try.
+    Raises InputError, MissingExtra, NoRoom before anything is fetched, SnapshotMissing,
+    SnapshotError, and SnapshotCorrupt naming the file that isn't what its manifest says; what was
+    fetched stays for the next try.
     """
     check_index_name(name)
     remote = Remote.at(source)
@@ -80,6 +82,7 @@ def pull(
             return _activated(store, name, wanted, activate)
         manifest = _manifest(staging, sealed)
         task = _Pull(remote, staging, _local_files(store, name))
+        check_room({staging.path: task.need_bytes(manifest)}, f"pull {name} {wanted}")
         with Progress(f"pull {name} {wanted}", _total(manifest), "byte", quiet=quiet) as progress:
             for file, record in manifest.files.items():
                 task.file(file, record, progress)
@@ -135,6 +138,16 @@ class _Pull:
     fetched: int = 0
     linked: int = 0
     kept: int = 0
+
+    def need_bytes(self, manifest: SnapshotManifest) -> int:
+        """Bytes that the disk must have room for: of files that are neither here nor linked."""
+        need = 0
+        for name, record in manifest.files.items():
+            path = self.staging.path / name
+            there = path.stat().st_size if path.is_file() else 0
+            if there != record.size_bytes and record.sha256 not in self.local:
+                need += max(0, record.size_bytes - there)
+        return need
 
     def file(self, name: str, record: FileRecord, progress: Progress) -> None:
         path = self.staging.path / name

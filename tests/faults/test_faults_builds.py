@@ -6,6 +6,7 @@ Slow (a build a test, over real processes and a real Redis): `make builds`.
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import signal
 import subprocess
@@ -132,6 +133,26 @@ def test_a_full_disk_is_the_reason_as_soon_as_there_is_room_to_write_it(
             assert re.search("No space left on device|disk is full", build.reason)
             again = client.start_build(place.texts, index="many", artifact="tiny")
             check_done(place, wait_for(client, again.id, ended), tries=1)
+
+
+def test_a_disk_without_room_is_the_reason_and_the_version_before_serves(
+    tmp_path: Path, built: Path
+) -> None:
+    with tmpfs(tmp_path / "small", 64 * 2**20) as folder:
+        place = Place.make(folder, built)
+        filler = folder / "filler"
+        with place.served() as (_, client):
+            fill(filler)
+            os.truncate(filler, filler.stat().st_size - (8 << 20))
+            build = client.start_build(place.squares, artifact="tiny")
+            build = wait_for(client, build.id, ended)
+            assert (build.state, build.tries) == ("failed", 1)
+            assert build.reason is not None
+            assert re.search(r"index 'default', 20 items: needs .* MiB on the disk", build.reason)
+            assert client.search_text("red").snapshot != build.snapshot
+            filler.unlink()
+            again = client.start_build(place.squares, artifact="tiny")
+            assert wait_for(client, again.id, ended).state == "done"
 
 
 def fill(file: Path) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from hivlp.index.errors import BuildError
+from hivlp.index.errors import BuildError, NoRoom
 from hivlp.index.snapshot.amend import LOCK as TURN
 from hivlp.index.snapshot.manifest import MANIFEST_NAME
 from hivlp.index.snapshot.names import LOCK, POINTER
@@ -133,8 +133,10 @@ def used(folder: Path) -> int:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", [*BUSY, "upsert"])
 def test_a_disk_that_is_full_at_any_point_fails_the_operation_and_changes_nothing(
-    small_disk: Path, name: str
+    small_disk: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # Others fill the disk after it was asked for its room.
+    monkeypatch.setattr("hivlp.index.snapshot.room.free_bytes", lambda folder: 1 << 40)
     root = small_disk / "root"
     OPERATIONS[name].prepare(root)
     store = store_of(root)
@@ -153,6 +155,22 @@ def test_a_disk_that_is_full_at_any_point_fails_the_operation_and_changes_nothin
     assert len(store.versions(NAME)) == len(before[0]) + 1
     assert store.current(NAME) == store.versions(NAME)[-1]
     store.verify(NAME)
+    check_after_room(root)
+
+
+@pytest.mark.parametrize("name", ["build", "pull"])
+def test_a_disk_without_room_is_told_before_anything_is_written(
+    small_disk: Path, name: str
+) -> None:
+    root = small_disk / "root"
+    OPERATIONS[name].prepare(root)
+    store = store_of(root)
+    before = (store.versions(NAME), store.history(NAME))
+    remount(small_disk, f"size={used(small_disk) + (1 << 20)}")
+    with pytest.raises(NoRoom, match=r"needs .* MiB on the disk of .*, which has .* MiB free"):
+        OPERATIONS[name].run(root)
+    remount(small_disk, f"size={64 << 20}")
+    check(root, before)
     check_after_room(root)
 
 

@@ -24,7 +24,9 @@ from hivlp.index.build.beams import measure_beams
 from hivlp.index.build.choice import Means, choose
 from hivlp.index.build.directions import Direction
 from hivlp.index.build.fold import ByTurning, Folding, Made, publish_folded
+from hivlp.index.build.footprint import SideShape
 from hivlp.index.build.measure import StagedSide, shortfalls
+from hivlp.index.build.needs import check_before_importing
 from hivlp.index.build.queries import QuerySet
 from hivlp.index.build.served import useless_graph, without_graph
 from hivlp.index.build.vectors.queries import check_queries, read_queries, vector_queries
@@ -94,7 +96,8 @@ def import_vectors(
 ) -> ImportReport:
     """Import, publish and (unless told otherwise) activate a version of index `name`.
 
-    Raises CorpusError, BuildError, MissingExtra; the store is left as it was.
+    Raises CorpusError, BuildError (NoRoom where the disk has too little for it), MissingExtra; the
+    store is left as it was.
     """
     check_index_name(name)
     try:
@@ -110,6 +113,8 @@ def _import(
     failures_file = store.home / "cache" / "builds" / f"{name}.failures.jsonl"
     dims = level_dims(settings.dims, source.dim)
     _check_given(settings, source)
+    shape = SideShape.planned(source.count, dims, "nested", settings.rows_type)
+    check_before_importing(name, store.folder(name), shape, settings.wishes, source.schema)
     phases = Phases()
     with phases("fit rotation"):
         rotation = fit_rotation(source.sample(SAMPLED), source.dim, rotate=settings.rotate)
