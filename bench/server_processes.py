@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -27,8 +27,10 @@ CACHED, INSTANT = "cached", "instant"
 
 
 @contextmanager
-def server(name: str, options: argparse.Namespace) -> Iterator[int]:
-    """One server, ready, as its port; ended with the block."""
+def server(
+    name: str, options: argparse.Namespace, more: Mapping[str, str] | None = None
+) -> Iterator[int]:
+    """One server, ready, as its port; ended with the block. `more`: other settings."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = int(free.getsockname()[1])
@@ -39,7 +41,7 @@ def server(name: str, options: argparse.Namespace) -> Iterator[int]:
         *(["--instant"] if name == INSTANT else []),
     ]
     variables = VARIANTS.get(name, {} if name == CACHED else UNCACHED)
-    environment = {**os.environ, **variables}
+    environment = {**os.environ, **variables, **(more or {})}
     with subprocess.Popen(command, env=environment) as process:
         try:
             _wait_ready(port, process)

@@ -59,6 +59,7 @@ def main() -> int:
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 4, 16, 64])
     parser.add_argument("--plain-ef", type=int, default=128)
     parser.add_argument("--only", nargs="+", choices=(*VARIANTS, PLAIN), default=(*VARIANTS, PLAIN))
+    parser.add_argument("--max-wait-ms", help="overload: limits.max_wait_ms, unless the default")
     parser.add_argument("--pictures", action="store_true", help="http: pictures, not texts")
     parser.add_argument("--home", type=Path, help="alone: a home with a model")
     parser.add_argument("--index", default="default", help="alone: the home's index")
@@ -70,6 +71,7 @@ def main() -> int:
     found = commands[options.what](options)
     about = options.rows if options.home is None else options.index
     about = f"{about}_pictures" if options.pictures else about
+    about = f"{about}_wait{options.max_wait_ms}" if options.max_wait_ms else about
     text = json.dumps({"machine": machine(), **found}, indent=1)
     name = f"service_{options.what}_{about}.json"
     (RESULTS / name).write_text(text + "\n", encoding="utf-8")
@@ -177,8 +179,10 @@ def processor_ms(client: Blocking, search: Callable[[int], object], times: int) 
 def overload(options: argparse.Namespace) -> dict[str, Any]:
     """A steady load, then three times as much as can be answered: who is accepted, and how soon."""
     found: dict[str, Any] = {"rows": options.rows, "rounds": []}
+    found["max_wait_ms"] = options.max_wait_ms
+    more = {} if options.max_wait_ms is None else {"HIVLP_LIMITS__MAX_WAIT_MS": options.max_wait_ms}
     with ExitStack() as held:
-        port = held.enter_context(server("hivlp", options))
+        port = held.enter_context(server("hivlp", options, more))
         _, capacity = run_closed(port, texts("hivlp"), 64, 2 * options.seconds)
         for number in range(options.rounds):
             one: dict[str, Any] = {"capacity": capacity}
