@@ -97,7 +97,8 @@ class TimedEncoder:
 def query_of(item: str | np.ndarray) -> int:
     """The number of the query that a text, or a picture's pixels (height, width, 3), stands for."""
     if isinstance(item, str):
-        return int(item.split()[0].removeprefix("q"))
+        number = item.split()[0].removeprefix("q")
+        return int(number) if number.isdecimal() else 0  # what warms a server is no query
     red, green, blue = (int(value) for value in item[0, 0])
     return (red << 16) + (green << 8) + blue
 

@@ -98,7 +98,8 @@ def serve_hivlp(given: Given, port: int, *, instant: bool) -> None:
 
     settings = load_settings(home=given.home, indexes=(given.index,))
     begin_process(settings)
-    app = create_app(settings, load=lambda own: load(given, own, instant=instant))
+    catalogue = load(given, settings, instant=instant)
+    app = create_app(settings, load=lambda _: catalogue)
     uvicorn.run(app, port=port, loop="uvloop", http="httptools", ws="none", access_log=False,
                 log_level="warning")  # fmt: skip
 
@@ -179,6 +180,7 @@ def main() -> None:
     parser.add_argument("--instant", action="store_true")
     options = parser.parse_args()
     given = Given.of(options.rows)
+    os.environ.pop("HIVLP_BENCH_HOME", None)  # no setting of the service's, which would say so
     if options.kind == "hivlp":
         serve_hivlp(given, options.port, instant=options.instant)
     else:
