@@ -24,6 +24,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from hivlp.models.errors import HivlpError
+from hivlp.service.pulse import Pulse
 from hivlp.service.settings import Settings
 
 LOADED, FAILED, GO, SERVES = b"loaded", b"failed ", b"go", b"serves"
@@ -45,6 +46,7 @@ class Place:
 
     name: str
     metrics: Path
+    pulse: Pulse
     load_first: bool
 
 
@@ -88,7 +90,10 @@ def _serve(
             logging.shutdown()
             os._exit(_code(error))
 
-    return _code(run_server(settings, bound, on_loaded, load=load, load_first=place.load_first))
+    failed = run_server(
+        settings, bound, on_loaded, load=load, load_first=place.load_first, pulse=place.pulse
+    )
+    return _code(failed)
 
 
 def _code(failed: BaseException | None) -> int:

@@ -2,8 +2,8 @@
 
 The parent binds the socket, loads nothing and answers nothing. A child that dies is begun again, at
 once or after a pause that doubles while its place keeps dying; connections that the dead one had
-not accepted yet wait in the socket's queue for the others. `docs/decisions/` says why uvicorn's own
-supervisor is not used.
+not accepted yet wait in the socket's queue for the others. One whose event loop stands still is
+killed, and then is one that died. `docs/decisions/` says why uvicorn's own supervisor is not used.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from prometheus_client import CollectorRegistry, Counter
 from hivlp.models.errors import HivlpError
 from hivlp.service import shared_metrics
 from hivlp.service.child import FAILED, GO, LOADED, SERVES, Place, run_child
+from hivlp.service.pulse import LOOK_S, Pulse, Silence
 from hivlp.service.settings import Settings
 
 log = logging.getLogger("hivlp.service")
@@ -52,6 +53,7 @@ class _Child:
     process: SpawnProcess
     link: Connection[bytes, bytes]
     began_s: float
+    silence: Silence
     loaded: bool = False
     serves: bool = False
     reason: str | None = None
@@ -117,7 +119,8 @@ class Processes:
         """Raises OSError where the system has no process, memory or descriptor left for it."""
         own, theirs = self._spawn.Pipe()
         listening = any(child.serves for child in self._children)
-        where = Place(place, self._metrics, load_first=listening)
+        pulse = Pulse(self._spawn)
+        where = Place(place, self._metrics, pulse, load_first=listening)
         process = self._spawn.Process(
             target=run_child,
             args=(self._settings, self._bound, theirs, where),
@@ -130,7 +133,7 @@ class Processes:
             raise
         finally:
             theirs.close()
-        self._children.append(_Child(place, process, own, time.monotonic()))
+        self._children.append(_Child(place, process, own, time.monotonic(), Silence(pulse)))
 
     def _begin_again(self, place: str) -> None:
         """Begin what died, now or, where that fails, later: the others serve meanwhile."""
@@ -152,15 +155,31 @@ class Processes:
         for what in happened:
             if isinstance(what, int):
                 self._bury(ends[what])
+        self._kill_hung()
         now = time.monotonic()
         for due in [due for due in self._due if due.at_s <= now]:
             self._due.remove(due)
             self._begin_again(due.place)
 
     def _until_next(self) -> float | None:
-        if not self._due:
-            return None
-        return max(0.0, min(due.at_s for due in self._due) - time.monotonic())
+        now = time.monotonic()
+        waits = [max(0.0, due.at_s - now) for due in self._due]
+        waits += [LOOK_S] if self._settings.hung_s else []
+        return min(waits, default=None)
+
+    def _kill_hung(self) -> None:
+        """End those that serve and give no sign; what becomes of their places, their end decides.
+
+        One that loads isn't watched: nobody waits for it, and its loop may not run yet.
+        """
+        limit_s = self._settings.hung_s
+        for child in self._children:
+            if not (limit_s and child.serves and child.reason is None):
+                continue
+            if child.silence.look(time.monotonic()) >= limit_s:
+                child.reason = f"it hung: no sign of its event loop for {limit_s:g} s; killed"
+                log.error("process %s (pid %s) hangs", child.place, child.process.pid)
+                child.process.kill()
 
     def _hear(self, child: _Child) -> None:
         try:

@@ -20,6 +20,7 @@ from fastapi import FastAPI
 from hivlp.service.app import OnLoaded, create_app
 from hivlp.service.connections import connection_options
 from hivlp.service.loading import load_catalogue
+from hivlp.service.pulse import Pulse
 from hivlp.service.settings import Settings
 from hivlp.service.state import LoadCatalogue
 
@@ -35,10 +36,11 @@ def run_server(
     *,
     load: LoadCatalogue = load_catalogue,
     load_first: bool = False,
+    pulse: Pulse | None = None,
 ) -> BaseException | None:
     """Serve until told to stop; returns what loading failed of, where it did.
 
-    `load_first`: nothing is accepted until everything is loaded.
+    `load_first`: nothing is accepted until everything is loaded. `pulse` beats while it serves.
     """
     failures: list[BaseException] = []
 
@@ -50,7 +52,7 @@ def run_server(
 
     with _stops() as told:
         app = create_app(settings, load=load, on_loaded=loaded, load_first=load_first)
-        server = Server(app, settings.drain_s)
+        server = Server(app, settings.drain_s, pulse)
         if not told:
             server.run(sockets=[bound])
     return failures[0] if failures else None
@@ -59,10 +61,11 @@ def run_server(
 class Server(uvicorn.Server):
     """uvicorn's, with a first part of the stop; changes that wait are refused in the second."""
 
-    def __init__(self, app: FastAPI, drain_s: float) -> None:
+    def __init__(self, app: FastAPI, drain_s: float, pulse: Pulse | None = None) -> None:
         super().__init__(_config(app))
         self._state = app.state.hivlp
         self._drain_s = drain_s
+        self._pulse = pulse
         self._until_s: float | None = None
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -78,12 +81,16 @@ class Server(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         """Ten times a second: whether to stop."""
+        if self._pulse is not None:
+            self._pulse.beat()
         if self._until_s is not None and time.monotonic() >= self._until_s:
             self.should_exit = True
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Accept nothing more, and finish."""
+        """Accept nothing more, and finish: how long that may take, others say."""
+        if self._pulse is not None:
+            self._pulse.rest()
         self._state.draining = True
         self._state.stop_changes()
         await super().shutdown(sockets)

@@ -175,6 +175,8 @@ class Settings(BaseSettings):
     warm: bool = True
     # Processes that serve, each with everything loaded; files are mapped into memory once for all.
     processes: int = Field(default=1, ge=1, le=256)
+    # Seconds without a sign of one of several processes after which it is replaced; 0: for ever.
+    hung_s: float = Field(default=60.0, ge=0, le=86_400)
     # Seconds for which requests are still taken after SIGTERM, while /readyz says no.
     drain_s: float = Field(default=1.0, ge=0, le=600)
     # How fast large files of served versions are hashed in the background; 0 turns it off.

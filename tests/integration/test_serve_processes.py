@@ -15,6 +15,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from hivlp.service.pulse import LOOK_S
 from hivlp.service.settings import Settings
 from hivlp.service.shared_metrics import PREFIX, remove_abandoned
 from tests.integration.served_home import make_corpus, make_home
@@ -97,6 +98,35 @@ def test_any_process_tells_the_figures_of_all_also_of_one_that_was_killed(home: 
         process.send_signal(signal.SIGINT)
         assert process.wait(STOP_S) == 0
     assert not any(alive(pid) for pid in own)
+
+
+def test_one_that_hangs_is_killed_and_replaced_as_one_that_died(home: Path, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with log.open("w") as said, served(home, said, **TWO, HIVLP_HUNG_S="5") as (process, url):
+        doomed = children(process.pid)[0]
+        os.kill(doomed, signal.SIGSTOP)
+        until(lambda: not alive(doomed))
+        until(lambda: len(children(process.pid)) == 2)
+        until(lambda: figure(figures(url), "hivlp_processes") == 2)
+        assert figure(figures(url), "hivlp_process_deaths_total") >= 1
+        assert f"(pid {doomed}) hangs" in log.read_text()
+        assert f"(pid {doomed}) ended: it hung: no sign" in log.read_text()
+        for number in range(20):
+            ask(url, f"blue {number}")
+        process.send_signal(signal.SIGINT)
+        assert process.wait(STOP_S) == 0
+
+
+def test_one_that_was_stopped_for_less_than_that_goes_on(home: Path) -> None:
+    with served(home, **TWO, HIVLP_HUNG_S="600") as (process, url):
+        own = children(process.pid)
+        os.kill(own[0], signal.SIGSTOP)
+        time.sleep(2 * LOOK_S)
+        os.kill(own[0], signal.SIGCONT)
+        for number in range(20):
+            ask(url, f"red {number}")
+        assert children(process.pid) == own
+        assert figure(figures(url), "hivlp_process_deaths_total") == 0
 
 
 def test_one_that_can_not_be_begun_again_is_begun_later_while_the_other_serves(

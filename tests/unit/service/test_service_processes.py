@@ -17,6 +17,7 @@ from hivlp.service import processes
 from hivlp.service.cli import listening
 from hivlp.service.jobs.settings import JobSettings
 from hivlp.service.processes import LONGEST_PAUSE_S, Pauses, Processes, how_it_ended
+from hivlp.service.pulse import LOOK_S, Pulse, Silence
 from hivlp.service.settings import Settings
 
 
@@ -73,7 +74,7 @@ def test_a_process_that_may_wait_for_its_build_to_end_is_not_killed_meanwhile(
         process.start()
         assert own.poll(60)
         parent = Processes(settings, bound, tmp_path, lambda: None)
-        parent._children.append(processes._Child("0", process, own, 0.0))
+        parent._children.append(processes._Child("0", process, own, 0.0, Silence(Pulse(spawn))))
         assert parent._end() is clean
         assert process.exitcode == (0 if clean else -signal.SIGKILL)
     theirs.close()
@@ -86,6 +87,58 @@ def test_a_place_that_keeps_dying_is_begun_again_ever_later_and_one_that_lived_a
     assert pauses.after("1", lived_s=1.0) == 0.0
     assert pauses.after("0", lived_s=3_600.0) == 0.0
     assert pauses.after("0", lived_s=1.0) == 1.0
+
+
+def beat_until_told(pulse: Pulse, link: Connection[None, None]) -> None:
+    """In a process begun by spawn."""
+    while not link.poll(0.01):
+        pulse.beat()
+
+
+def test_a_process_begun_by_spawn_beats_in_the_memory_of_its_parent() -> None:
+    spawn = multiprocessing.get_context("spawn")
+    pulse = Pulse(spawn)
+    own, theirs = spawn.Pipe()
+    process = spawn.Process(target=beat_until_told, args=(pulse, theirs))
+    process.start()
+    end = time.monotonic() + 60
+    while pulse.count < 3:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    own.send(None)
+    process.join(60)
+    silence = Silence(pulse)
+    silence.look(0.0)
+    assert silence.look(LOOK_S) == LOOK_S
+
+
+@pytest.fixture
+def pulse() -> Pulse:
+    return Pulse(multiprocessing.get_context("spawn"))
+
+
+def test_silence_is_the_time_since_the_last_beat_that_was_seen(pulse: Pulse) -> None:
+    silence = Silence(pulse)
+    pulse.beat()
+    assert [silence.look(0.5 * second) for second in range(4)] == [0.0, 0.5, 1.0, 1.5]
+    pulse.beat()
+    assert [silence.look(2.0), silence.look(2.5)] == [0.0, 0.5]
+
+
+def test_one_that_does_not_beat_yet_or_rests_is_not_silent(pulse: Pulse) -> None:
+    silence = Silence(pulse)
+    assert [silence.look(second) for second in (0.0, 1.0, 100.0)] == [0.0, 0.0, 0.0]
+    pulse.beat()
+    silence.look(101.0)
+    pulse.rest()
+    assert [silence.look(second) for second in (102.0, 103.0)] == [0.0, 0.0]
+
+
+def test_time_in_which_the_parent_stood_still_too_counts_as_hardly_any(pulse: Pulse) -> None:
+    silence = Silence(pulse)
+    pulse.beat()
+    silence.look(0.0)
+    assert silence.look(3_600.0) == 2 * LOOK_S
 
 
 @pytest.mark.parametrize(
