@@ -3,12 +3,12 @@
     {"error": {"code", "message", "param", "request_id"}}
 
 HTTP words live here and nowhere deeper. What isn't in the table is a bug of ours: it is logged with
-the request id and answered with 500, without a word of its text.
+the request id, in full once for all who fail of it (`failures.py`), and answered with 500, without
+a word of its text.
 """
 
 from __future__ import annotations
 
-import logging
 import math
 import traceback
 from collections.abc import Mapping
@@ -26,9 +26,8 @@ from starlette.routing import Match, Route
 
 from hivlp.index.errors import ActivationUnderWay, NoSuchItem, SnapshotMissing
 from hivlp.models.errors import DeadlinePassed, HivlpError, InputError
+from hivlp.service.failures import log_failure
 from hivlp.service.pictures import NoPicture
-
-log = logging.getLogger("hivlp.service")
 
 
 class ServiceError(HivlpError):
@@ -243,7 +242,7 @@ def problem_response(problem: Problem, request_id: str) -> Response:
 
 def internal_problem(error: BaseException, request_id: str) -> Problem:
     """500: the log tells what happened, the answer only where to look."""
-    log.error("request %s failed", request_id, exc_info=error)
+    log_failure(error, request_id)
     return Problem(500, "internal_error", "something went wrong here; the log has the request id")
 
 

@@ -11,6 +11,9 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
+from hivlp.service.failures import begun_by
+from hivlp.service.logs import REQUEST_ID
+
 Answer = dict[str, Any]
 
 
@@ -35,6 +38,7 @@ class Flight:
         self.drop: Callable[[], bool] | None = None
         """Takes the work back if no worker has begun it; set once it is queued."""
         self._task: asyncio.Task[Landed] | None = None
+        self._request_id = REQUEST_ID.get()  # of whoever begins it
         self._over: Callable[[], None] = lambda: None
 
     def begin(self, work: Coroutine[Any, Any, Landed], over: Callable[[], None]) -> None:
@@ -66,4 +70,6 @@ class Flight:
     def _landed(self, done: asyncio.Task[Landed]) -> None:
         self.close()
         if not done.cancelled():
-            done.exception()  # seen, even when everyone who waited has left
+            error = done.exception()  # seen, even when everyone who waited has left
+            if error is not None:
+                begun_by(error, self._request_id)

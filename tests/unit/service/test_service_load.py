@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import socket
 import threading
@@ -19,6 +20,7 @@ from hivlp.service.app import create_app
 from hivlp.service.cache.keys import answer_key
 from hivlp.service.cache.memory import OVERHEAD_BYTES, MemoryCache
 from hivlp.service.errors import Overloaded
+from hivlp.service.logs import JsonLines
 from hivlp.service.settings import CacheSettings, Limits, Settings, Threads
 from tests.unit.service.fakes_service import NAMES, World
 from tests.unit.service.serving_app import serving
@@ -32,6 +34,7 @@ class Gate:
 
     def __init__(self, world: World) -> None:
         self.open = threading.Event()
+        self.fail: Exception | None = None
         self.reached = threading.Semaphore(0)
         world.searcher.before = self.before
 
@@ -39,6 +42,8 @@ class Gate:
         if level == 1:
             self.reached.release()
             assert self.open.wait(WAIT_S)
+            if self.fail is not None:
+                raise self.fail
 
 
 @pytest.fixture
@@ -47,8 +52,9 @@ def pool() -> Iterator[ThreadPoolExecutor]:
         yield pool
 
 
-def ask(client: httpx.Client, text: str) -> httpx.Response:
-    return client.post("/search/text", json={"query": text, "k": 1})
+def ask(client: httpx.Client, text: str, request_id: str | None = None) -> httpx.Response:
+    headers = {} if request_id is None else {"X-Request-ID": request_id}
+    return client.post("/search/text", json={"query": text, "k": 1}, headers=headers)
 
 
 def await_true(condition: Callable[[], bool]) -> None:
@@ -162,6 +168,78 @@ def test_an_error_is_not_cached_and_not_leaked(
         assert ask(client, "red").json()["hits"][0]["id"] == "red"
         assert world.live.leases == 0
         assert in_flight(client) == 0
+
+
+def test_one_failure_that_many_wait_for_is_logged_in_full_once(
+    world: World, pool: ThreadPoolExecutor, caplog: pytest.LogCaptureFixture
+) -> None:
+    with (
+        caplog.at_level(logging.ERROR, "hivlp.service"),
+        serving(create_app(Settings(), load=world.load)) as client,
+    ):
+        gate = Gate(world)
+        asked = [pool.submit(ask, client, "red", "first")]
+        await_true(lambda: in_flight(client) == 1)
+        asked += [pool.submit(ask, client, "red", f"other-{n}") for n in range(7)]
+        await_true(lambda: in_flight(client) == 8)
+        gate.fail = RuntimeError("broken on purpose")
+        gate.open.set()
+        answers = [one.result().json()["error"] for one in asked]
+    assert {one["code"] for one in answers} == {"internal_error"}
+    full, *short = sorted(caplog.records, key=lambda record: record.exc_info is None)
+    assert full.exc_info is not None
+    assert full.getMessage() == "request first failed"
+    assert sorted(record.getMessage() for record in short) == [
+        f"request other-{n} failed as request first did: RuntimeError" for n in range(7)
+    ]
+    assert all(record.exc_info is None for record in short)
+
+
+def test_a_failure_stands_under_who_began_the_search_though_that_one_has_left(
+    world: World, pool: ThreadPoolExecutor, caplog: pytest.LogCaptureFixture
+) -> None:
+    with (
+        caplog.at_level(logging.ERROR, "hivlp.service"),
+        serving(create_app(Settings(), load=world.load)) as client,
+    ):
+        gate = Gate(world)
+        body = b'{"query": "red", "k": 1}'
+        head = (
+            "POST /search/text HTTP/1.1\r\nHost: localhost\r\nX-Request-ID: first\r\n"
+            f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        ).encode()
+        with socket.create_connection((client.base_url.host, client.base_url.port or 80)) as left:
+            left.sendall(head + body)
+            await_true(lambda: in_flight(client) == 1)
+            other = pool.submit(ask, client, "red", "other")
+            await_true(lambda: in_flight(client) == 2)
+        await_true(lambda: in_flight(client) == 1)
+        gate.fail = RuntimeError("broken on purpose")
+        gate.open.set()
+        assert other.result().status_code == 500
+    lines = [JsonLines().format(record) for record in caplog.records]
+    full, short = (json.loads(line) for line in lines)
+    assert (full["message"], full["request_id"]) == ("request first failed", "first")
+    assert "broken on purpose" in full["exception"]
+    assert (short["request_id"], "exception" in short) == ("other", False)
+
+
+def test_failures_of_two_searches_are_both_logged_in_full(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    with (
+        caplog.at_level(logging.ERROR, "hivlp.service"),
+        serving(create_app(Settings(), load=world.load)) as client,
+    ):
+        gate = Gate(world)
+        gate.open.set()
+        for name in ("one", "two"):
+            gate.fail = RuntimeError(name)
+            assert ask(client, "red", name).status_code == 500
+    assert [record.getMessage() for record in caplog.records] == [
+        "request one failed", "request two failed",
+    ]  # fmt: skip
+    assert all(record.exc_info is not None for record in caplog.records)
 
 
 def test_one_bad_search_of_a_batch_harms_no_other(world: World) -> None:
