@@ -7,6 +7,8 @@ from pydantic import BaseModel, ConfigDict, Field
 KIB = 1 << 10
 # In the state of a request that came over a connection beyond `max`: the most there may be.
 CROWDED = "crowded"
+# In the state of every request: holds an answer of so many bytes to its connection's account.
+WAITING = "waiting"
 
 
 class ConnectionSettings(BaseModel):

@@ -3,7 +3,8 @@
 uvicorn over httptools waits for ever for a request's head, takes one of any size, queues as many
 requests as are sent before the first is answered, and discards for ever what is still sent of a
 body once it was answered. Here a head has a size and a time, a body that nobody reads any more a
-time, and an answer that isn't fetched too. Of requests sent ahead a few wait for their turn; what
+time, and an answer that isn't fetched too; what all of them leave unread has a size (`unread.py`).
+Of requests sent ahead a few wait for their turn; what
 comes behind those is not read, and the last that waits is told that the connection ends. Where a
 client is refused while it still sends, it is told so before the connection ends: the socket is
 closed for writing first, and what comes meanwhile is dropped; closed at once, the client would see
@@ -13,8 +14,10 @@ a reset and not the answer.
 from __future__ import annotations
 
 import asyncio
+import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -24,8 +27,9 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from hivlp.service.bounds import CROWDED, KIB, ConnectionSettings
+from hivlp.service.bounds import CROWDED, KIB, WAITING, ConnectionSettings
 from hivlp.service.errors import Problem
+from hivlp.service.unread import Unread
 
 if TYPE_CHECKING:
     from hivlp.service.state import ServingState
@@ -50,7 +54,8 @@ def connection_options(state: ServingState) -> dict[str, Any]:
         metrics.rejected.labels(reason).inc()
 
     wire = WIRE_SHARE * settings.limits.max_body_bytes + WIRE_MORE
-    made = partial(Connection, settings.connections, wire, count, metrics.connections.set)
+    unread = Unread(settings.limits.max_unread_bytes, time.monotonic)
+    made = partial(Connection, settings.connections, wire, unread, count, metrics.connections.set)
     keep_alive_s = settings.connections.keep_alive_s
     return {"http": made, "timeout_keep_alive": keep_alive_s, "ws": "none"}
 
@@ -62,6 +67,7 @@ class Connection(HttpToolsProtocol):
         self,
         settings: ConnectionSettings,
         max_wire_bytes: int,
+        unread: Unread,
         count: Callable[[str], None],
         connected: Callable[[int], None],
         *,
@@ -70,9 +76,10 @@ class Connection(HttpToolsProtocol):
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
-        super().__init__(config, server_state, app_state, _loop)
+        super().__init__(config, server_state, {**app_state, WAITING: self.waiting}, _loop)
         self._settings = settings
         self._max_wire_bytes = max_wire_bytes
+        self._unread = unread
         self._count = count
         self._connected = connected
         self._timer: asyncio.TimerHandle | None = None
@@ -84,7 +91,8 @@ class Connection(HttpToolsProtocol):
         self._lingering = False
         self._offered = False  # another protocol, which is to be passed over
         self._full = False  # of requests sent ahead: nothing is parsed any more
-        self._unread_bytes = 0  # of answers, when that was looked at last
+        self._waiting_bytes = 0  # of an answer that waits for the one before it to be read
+        self._left_bytes = 0  # of answers, when that was looked at last
         self._reader_due_s = 0.0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -231,14 +239,37 @@ class Connection(HttpToolsProtocol):
         """The client does not fetch what was written."""
         super().pause_writing()
         self._watch_reader()
+        self._unread.add(self)
 
     def resume_writing(self) -> None:
         """It does."""
+        self._unread.discard(self)
         if self._reader_timer is not None:
             self._reader_timer.cancel()
             self._reader_timer = None
         if self.flow is not None:
             super().resume_writing()
+
+    @property
+    def unread_bytes(self) -> int:
+        """Of answers that the client hasn't taken."""
+        return self.transport.get_write_buffer_size() + self._waiting_bytes
+
+    @contextmanager
+    def waiting(self, size: int) -> Iterator[None]:
+        """While an answer of `size` bytes may have to wait for the one before it to be read."""
+        self._waiting_bytes += size
+        if self.flow.write_paused:
+            self._unread.look()
+        try:
+            yield
+        finally:
+            self._waiting_bytes -= size
+
+    def give_up(self) -> None:
+        """The client takes nothing, and others need the room."""
+        self._count("answers_unread")
+        self.transport.abort()
 
     def timeout_keep_alive_handler(self) -> None:
         """Idle for long enough."""
@@ -293,12 +324,12 @@ class Connection(HttpToolsProtocol):
         self._look_again()
 
     def _look_again(self) -> None:
-        self._unread_bytes = self.transport.get_write_buffer_size()
+        self._left_bytes = self.transport.get_write_buffer_size()
         wait_s = self._settings.answer_timeout_s
         self._reader_timer = self.loop.call_later(wait_s, self._reader_is_late)
 
     def _reader_is_late(self) -> None:
-        reads = self.transport.get_write_buffer_size() < self._unread_bytes
+        reads = self.transport.get_write_buffer_size() < self._left_bytes
         if reads and self.loop.time() < self._reader_due_s:
             self._look_again()
             return

@@ -7,10 +7,12 @@ Content-Length says, and an exception that nobody expected still gets an answer 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 import time
 import uuid
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -18,7 +20,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from hivlp.service.admission import Room
-from hivlp.service.bounds import CROWDED
+from hivlp.service.bounds import CROWDED, WAITING
 from hivlp.service.errors import (
     BodyTimeout,
     BodyTooLarge,
@@ -182,7 +184,16 @@ class _Exchange:
             if self.state.get("role"):  # what a key opens is for whoever has it
                 kept = headers.get("Cache-Control", "no-store")
                 headers["Cache-Control"] = f"private, {kept}"
+            with self._waiting(headers):
+                await self._send(message)
+            return
         await self._send(message)
+
+    def _waiting(self, headers: MutableHeaders) -> AbstractContextManager[None]:
+        """None is written before the one ahead of it on its connection is read: it waits whole."""
+        waiting = self.state.get(WAITING)
+        size = int(headers.get("content-length", 0))
+        return contextlib.nullcontext() if waiting is None else waiting(size)
 
     def _has_left(self) -> bool:
         """Whether nobody waits for the answer any more; a body still to come isn't asked for."""

@@ -67,6 +67,8 @@ class Limits(_Part):
     max_json_bytes: int = Field(default=MIB, ge=1024)
     # Bytes of all bodies that are here or on their way, without the small ones; beyond, 429.
     max_held_bytes: int = Field(default=256 * MIB, ge=1024)
+    # Bytes of all answers that clients have not read; beyond, who reads least is given up.
+    max_unread_bytes: int = Field(default=256 * MIB, ge=1024)
     # Values (numbers, texts, objects, lists) in the JSON of one body.
     max_body_values: int = Field(default=300_000, ge=100)
     max_image_bytes: int = Field(default=10 * MIB, ge=1024)

@@ -23,6 +23,7 @@ from hivlp.service.app import create_app
 from hivlp.service.bounds import ConnectionSettings
 from hivlp.service.connections import MAX_PIPELINED, TOLD, Connection
 from hivlp.service.keys import KeySettings
+from hivlp.service.unread import Unread
 from tests.unit.service.fakes_service import World
 from tests.unit.service.serving_app import SMALL, await_ready, serving
 
@@ -355,8 +356,9 @@ async def queued_of(data: bytes) -> int:
 
     config = uvicorn.Config(stuck, log_config=None)
     config.load()
+    unread = Unread(10**8, time.monotonic)
     made = Connection(
-        HASTY, 10**8, str, float, config=config, server_state=ServerState(), app_state={}
+        HASTY, 10**8, unread, str, float, config=config, server_state=ServerState(), app_state={}
     )
     transport = QuietTransport()
     made.connection_made(transport)
