@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from fastapi import FastAPI
 
 from hivlp.service import cors, errors, openapi
+from hivlp.service.cores import Cores
 from hivlp.service.guard import Guard, warn_of_open_doors
 from hivlp.service.loading import load_catalogue
 from hivlp.service.middleware import Edge
@@ -54,12 +55,13 @@ def create_app(
     load: LoadCatalogue = load_catalogue,
     on_loaded: OnLoaded = lambda _: None,
     load_first: bool = False,
+    cores: Cores | None = None,
 ) -> FastAPI:
     """The app. `on_loaded` is told once: None when ready, or what loading failed of.
 
-    `load_first`: whoever runs it accepts nothing before that.
+    `load_first`: whoever runs it accepts nothing before that. `cores` are shared with others.
     """
-    state = ServingState(settings, load)
+    state = ServingState(settings, load, cores)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:

@@ -26,6 +26,7 @@ from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 
 from hivlp.models.errors import DeadlinePassed
+from hivlp.service.cores import Cores, OwnCores
 from hivlp.service.errors import NotReady, WorkerDied
 
 log = logging.getLogger("hivlp.service")
@@ -75,7 +76,8 @@ class MicroBatcher:
 
     `together(jobs, deliver)` runs several jobs of one group: it hands each an outcome, a value or
     an exception, as soon as there is one. `on_queue(n)` is told how many wait, `on_death()` of each
-    worker that died. What runs or waits for `hung_s` seconds is too long.
+    worker that died. What runs or waits for `hung_s` seconds is too long. `cores` (None: as many as
+    workers, and nobody else's) tells whether there is one to spare.
     """
 
     def __init__(
@@ -87,9 +89,11 @@ class MicroBatcher:
         on_queue: Callable[[int], None] = lambda _: None,
         on_death: Callable[[], None] = lambda: None,
         hung_s: float = 60.0,
+        cores: Cores | None = None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._wanted = workers
+        self._cores = OwnCores(workers) if cores is None else cores
         self._max_batch = max_batch
         self._together = together
         self._on_queue = on_queue
@@ -195,14 +199,15 @@ class MicroBatcher:
         """Wait for jobs, and take some; none where others took them first. False at the end."""
         with self._lock:
             self._idle += 1
+            self._cores.tell(self._wanted - self._idle)
         self._tokens.get()
         with self._lock:
             self._idle -= 1
             if not self._waiting:
                 return not self._stopping
             own.taken = self._pop()
-            busy = self._wanted - self._idle
-            own.spare = busy < self._wanted and not self._waiting
+            self._cores.tell(self._wanted - self._idle)
+            own.spare = self._cores.free() and not self._waiting
             self._on_queue(len(self._waiting))
         return True
 

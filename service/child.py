@@ -24,6 +24,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from hivlp.models.errors import HivlpError
+from hivlp.service.cores import Seat
 from hivlp.service.pulse import Pulse
 from hivlp.service.settings import Settings
 
@@ -47,6 +48,7 @@ class Place:
     name: str
     metrics: Path
     pulse: Pulse
+    cores: Seat
     load_first: bool
 
 
@@ -91,7 +93,13 @@ def _serve(
             os._exit(_code(error))
 
     failed = run_server(
-        settings, bound, on_loaded, load=load, load_first=place.load_first, pulse=place.pulse
+        settings,
+        bound,
+        on_loaded,
+        load=load,
+        load_first=place.load_first,
+        pulse=place.pulse,
+        cores=place.cores,
     )
     return _code(failed)
 

@@ -29,6 +29,7 @@ from hivlp.service.batcher import Deliver, Job, MicroBatcher
 from hivlp.service.cache.keys import answer_key
 from hivlp.service.cache.memory import TIER
 from hivlp.service.cache.tiers import Tiers
+from hivlp.service.cores import Cores
 from hivlp.service.flights import Answer, Flight, Landed
 from hivlp.service.metrics import Metrics
 from hivlp.service.overlap import TOO_LATE
@@ -56,13 +57,14 @@ class Workers:
     """How many threads run whole requests, and those of the encoder's next stages meanwhile.
 
     At most `max_batch` searches are run by one of them at a time; `overlap` False: none encodes and
-    searches at once.
+    searches at once. `cores`: those they share with other processes (None: with none).
     """
 
     count: int
     ahead: Executor
     max_batch: int = 8
     overlap: bool = True
+    cores: Cores | None = None
 
 
 class Pipeline:
@@ -92,6 +94,7 @@ class Pipeline:
             on_queue=metrics.queue_size.set,
             on_death=metrics.searching.worker_deaths.inc,
             hung_s=max(HUNG_S, 2 * limits.max_rerank_ms / 1e3),
+            cores=workers.cores,
         )
 
     def sick(self) -> str | None:

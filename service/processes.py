@@ -28,6 +28,7 @@ from prometheus_client import CollectorRegistry, Counter
 from hivlp.models.errors import HivlpError
 from hivlp.service import shared_metrics
 from hivlp.service.child import FAILED, GO, LOADED, SERVES, Place, run_child
+from hivlp.service.cores import SharedCores
 from hivlp.service.pulse import LOOK_S, Pulse, Silence
 from hivlp.service.settings import Settings
 
@@ -82,6 +83,8 @@ class Processes:
         self._metrics = metrics
         self._on_ready = on_ready
         self._spawn = multiprocessing.get_context("spawn")
+        count = settings.processes
+        self._cores = SharedCores(self._spawn, count, count * settings.workers)
         self._children: list[_Child] = []
         self._due: list[_Due] = []
         self._pauses = Pauses()
@@ -120,7 +123,8 @@ class Processes:
         own, theirs = self._spawn.Pipe()
         listening = any(child.serves for child in self._children)
         pulse = Pulse(self._spawn)
-        where = Place(place, self._metrics, pulse, load_first=listening)
+        seat = self._cores.seat(int(place))
+        where = Place(place, self._metrics, pulse, seat, load_first=listening)
         process = self._spawn.Process(
             target=run_child,
             args=(self._settings, self._bound, theirs, where),
@@ -216,6 +220,7 @@ class Processes:
         self._children.remove(child)
         child.link.close()
         shared_metrics.leave(self._metrics, child.place)
+        self._cores.clear(int(child.place))
         if not self._ready:
             raise CannotStart(reason)
         self._deaths.inc()

@@ -19,6 +19,7 @@ from fastapi import FastAPI
 
 from hivlp.service.app import OnLoaded, create_app
 from hivlp.service.connections import connection_options
+from hivlp.service.cores import Cores
 from hivlp.service.loading import load_catalogue
 from hivlp.service.pulse import Pulse
 from hivlp.service.settings import Settings
@@ -37,10 +38,12 @@ def run_server(
     load: LoadCatalogue = load_catalogue,
     load_first: bool = False,
     pulse: Pulse | None = None,
+    cores: Cores | None = None,
 ) -> BaseException | None:
     """Serve until told to stop; returns what loading failed of, where it did.
 
-    `load_first`: nothing is accepted until everything is loaded. `pulse` beats while it serves.
+    `load_first`: nothing is accepted until everything is loaded. `pulse` beats while it serves;
+    `cores` are those of all processes.
     """
     failures: list[BaseException] = []
 
@@ -51,7 +54,7 @@ def run_server(
         on_loaded(error)
 
     with _stops() as told:
-        app = create_app(settings, load=load, on_loaded=loaded, load_first=load_first)
+        app = create_app(settings, load=load, on_loaded=loaded, load_first=load_first, cores=cores)
         server = Server(app, settings.drain_s, pulse)
         if not told:
             server.run(sockets=[bound])

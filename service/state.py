@@ -16,6 +16,7 @@ from hivlp.index.pictures import MAX_PICTURE_BYTES
 from hivlp.service.admission import Admission, Room
 from hivlp.service.cache.tiers import make_tiers
 from hivlp.service.changes import ItemWriter
+from hivlp.service.cores import Cores
 from hivlp.service.errors import NotReady, NotWritable, ReadOnly
 from hivlp.service.fetching import Fetcher
 from hivlp.service.jobs.builds import Builds
@@ -63,8 +64,9 @@ class Threads:
 class ServingState:
     """Made by `create_app`, started and stopped by its lifespan."""
 
-    def __init__(self, settings: Settings, load: LoadCatalogue) -> None:
+    def __init__(self, settings: Settings, load: LoadCatalogue, cores: Cores | None = None) -> None:
         self.settings = settings
+        self._cores = cores
         self.started_s = time.monotonic()
         self.keys = Keyring.of(settings.keys)
         self.metrics = Metrics()
@@ -170,7 +172,11 @@ class ServingState:
             self.show(name)
         batches = self.settings.batches
         workers = Workers(
-            self.settings.workers, self.threads.ahead, batches.max_size, batches.overlap
+            self.settings.workers,
+            self.threads.ahead,
+            batches.max_size,
+            batches.overlap,
+            self._cores,
         )
         self._pipeline = Pipeline(
             catalogue=catalogue,
