@@ -17,7 +17,8 @@ from hivlp.index.level_index import LevelIndex
 from hivlp.index.masks import BoolArray, Mask, RowMask
 from hivlp.index.plans import make_plan
 from hivlp.index.searcher import FoundItem, SnapshotInfo, StoredStates
-from hivlp.index.snapshot.snapshot import Side, Snapshot
+from hivlp.index.snapshot.side import Side
+from hivlp.index.snapshot.snapshot import Snapshot
 from hivlp.models.levels import FloatArray, Modality
 
 FEW = 5_000

@@ -142,13 +142,7 @@ def _build_index(
             _assemble(draft, model, cache, settings)
             if kept is not None and (side := draft.sides.get("image")) is not None:
                 draft.states = kept.write(staging.path, encoded.items, side.size)
-            begin("encode sample queries")
-            _encode_queries(draft, corpus, model, settings)
-            begin("choose codes")
-            _choose(draft, model, settings)
-            begin("check")
-            sides = _gate(draft)
-            _measure(draft, sides, model, settings)
+            _find_how_to_search(draft, corpus, model, settings)
             manifest = manifest_of(draft, corpus, model, settings, version_of_faiss)
             begin("publish")
             made = Made(staging, manifest, ByModel(_workshop(store, name, model)))
@@ -162,6 +156,18 @@ def _build_index(
         failures_file,
         tuple(draft.notes),
     )
+
+
+def _find_how_to_search(
+    draft: Draft, corpus: Corpus, model: Model, settings: BuildSettings
+) -> None:
+    """Choose codes and write them, check all that was written, measure every direction."""
+    begin("encode sample queries")
+    _encode_queries(draft, corpus, model, settings)
+    begin("choose codes")
+    _choose(draft, model, settings)
+    begin("check")
+    _measure(draft, _gate(draft), model, settings)
 
 
 def _workshop(store: SnapshotStore, name: str, model: Model) -> Workshop:

@@ -31,18 +31,20 @@ from hivlp.index.pictures import read_picture
 from hivlp.index.snapshot import layout
 from hivlp.index.snapshot.amend import Held, hold, turn
 from hivlp.index.snapshot.catalogue import OWN_COLUMNS, open_table
+from hivlp.index.snapshot.change_tables import (
+    all_joined,
+    change_table,
+    last_changes,
+    metadata_text,
+    without_vectors,
+)
 from hivlp.index.snapshot.changes import (
     Change,
     Segment,
     Shape,
     Upsert,
-    all_joined,
-    change_table,
-    last_changes,
-    metadata_text,
     open_segment,
     record_of,
-    without_vectors,
     write_segment,
 )
 from hivlp.index.snapshot.durable import sync_tree

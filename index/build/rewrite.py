@@ -23,7 +23,8 @@ from hivlp.index.candidates import RowArray
 from hivlp.index.snapshot import layout
 from hivlp.index.snapshot.amend import Held, hold
 from hivlp.index.snapshot.catalogue import ID, hash_index, id_hash, table_writer, write_table
-from hivlp.index.snapshot.changes import record_of, without_ids, write_segment
+from hivlp.index.snapshot.change_tables import without_ids
+from hivlp.index.snapshot.changes import record_of, write_segment
 from hivlp.index.snapshot.coded import FOLDER as CODED
 from hivlp.index.snapshot.coding import write_coded_file
 from hivlp.index.snapshot.delta import rows_of

@@ -18,7 +18,8 @@ from hivlp.index.candidates import RowArray
 from hivlp.index.errors import PlanError
 from hivlp.index.filters import parse_filter
 from hivlp.index.snapshot.catalogue import IMAGE
-from hivlp.index.snapshot.snapshot import Side, Snapshot
+from hivlp.index.snapshot.side import Side
+from hivlp.index.snapshot.snapshot import Snapshot
 from hivlp.index.snapshot.uploads import picture_roots
 from hivlp.models.levels import Modality
 

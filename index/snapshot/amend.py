@@ -33,14 +33,13 @@ from hivlp.index.snapshot.catalogue import (
     open_catalogue,
     open_table,
 )
+from hivlp.index.snapshot.change_tables import change_table, joined
 from hivlp.index.snapshot.changes import (
     Change,
     Delete,
     Segment,
     Shape,
     Upsert,
-    change_table,
-    joined,
     next_number,
     read_segment,
     record_of,

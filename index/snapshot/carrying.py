@@ -17,7 +17,8 @@ import pyarrow.compute as pc
 
 from hivlp.index.errors import BuildError, SnapshotCorrupt
 from hivlp.index.snapshot.amend import hold, publish_table, turn
-from hivlp.index.snapshot.changes import Segment, all_joined, read_segment
+from hivlp.index.snapshot.change_tables import all_joined
+from hivlp.index.snapshot.changes import Segment, read_segment
 from hivlp.index.snapshot.coded_files import Kind
 from hivlp.index.snapshot.manifest import ChangesRecord, SnapshotManifest
 from hivlp.index.snapshot.store import SnapshotStore

@@ -1,6 +1,6 @@
 """Items that came, changed or went since the levels of a version were built: one file a segment.
 
-    name = write_segment(folder, change_table(numbered, shape))      # changes/<first>-<last>.arrow
+    name = write_segment(folder, table)      # changes/<first>-<last>.arrow; see change_tables.py
     segment = open_segment(folder, name, shape)
 
 A segment speaks of items by their ids, never by their rows, so the same file fits whatever levels
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -21,12 +21,11 @@ from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from hivlp.index.backends.rows import LevelRows, inverse_norms
 from hivlp.index.candidates import RowArray
 from hivlp.index.masks import BoolArray
-from hivlp.index.snapshot.catalogue import HashArray, id_hash, open_table, write_table
+from hivlp.index.snapshot.catalogue import HashArray, open_table, write_table
 from hivlp.index.snapshot.manifest import SegmentRecord
 from hivlp.models.levels import FloatArray, GalleryKind, LevelSpec, Modality
 
@@ -47,7 +46,7 @@ SCHEMA = pa.schema(
         ("uploads", pa.list_(pa.string())),
     ]
 )
-_EVER = ("keys", "uploads")
+EVER = ("keys", "uploads")
 """Columns that a later change of an item adds to."""
 
 
@@ -206,7 +205,7 @@ class Segment:
 
     def left(self, place: int) -> tuple[list[bytes], list[str]]:
         """Keys of vectors in the embedding cache, and uploads, that an item ever had here."""
-        keys, uploads = (self.table.column(name)[place].as_py() or [] for name in _EVER)
+        keys, uploads = (self.table.column(name)[place].as_py() or [] for name in EVER)
         return keys, uploads
 
     def _vectors(self, name: str, place: int) -> FloatArray | None:
@@ -216,7 +215,7 @@ class Segment:
         return cast(FloatArray, value.to_numpy(zero_copy_only=False).astype(np.float32, copy=False))
 
 
-_PLAIN = ("id", "deleted", "own", "image", "texts", *_EVER)
+_PLAIN = ("id", "deleted", "own", "image", "texts", *EVER)
 
 
 def segment_name(first: int, last: int) -> str:
@@ -232,78 +231,6 @@ def next_number(last: int) -> int:
     return max(last + 1, time.time_ns())
 
 
-def change_table(numbered: Iterable[tuple[int, Change]], shape: Shape) -> Any:
-    """Changes with their sequence numbers, ascending, as an Arrow table of `SCHEMA`."""
-    values = [
-        (
-            number,
-            change.id,
-            id_hash(change.id),
-            isinstance(change, Delete),
-            *_values(change, shape.width),
-        )
-        for number, change in numbered
-    ]
-    columns = zip(*values, strict=True) if values else ([] for _ in SCHEMA)
-    arrays = [pa.array(list(c), type=f.type) for c, f in zip(columns, SCHEMA, strict=True)]
-    return pa.table(arrays, schema=SCHEMA)
-
-
-def joined(older: Any, newer: Any) -> Any:
-    """A table of changes and one of later ones as one table: the last change of each id.
-
-    What a replaced change had left elsewhere is added to the one that replaces it.
-    """
-    again = pc.is_in(older.column("id"), value_set=newer.column("id"))
-    replaced = older.filter(again).select(["id", *_EVER])
-    if replaced.num_rows:
-        newer = _inheriting(newer, replaced.to_pylist())
-    return pa.concat_tables([older.filter(pc.invert(again)), newer])
-
-
-def _inheriting(newer: Any, replaced: Sequence[Mapping[str, Any]]) -> Any:
-    before = {row["id"]: row for row in replaced}
-    ids = newer.column("id").to_pylist()
-    for name in _EVER:
-        values = [
-            list(dict.fromkeys([*(before.get(item_id, {}).get(name) or []), *(own or [])]))
-            for item_id, own in zip(ids, newer.column(name).to_pylist(), strict=True)
-        ]
-        place = newer.schema.get_field_index(name)
-        newer = newer.set_column(
-            place, SCHEMA.field(name), pa.array(values, SCHEMA.field(name).type)
-        )
-    return newer
-
-
-def all_joined(segments: Iterable[Segment], after: int = 0) -> Any:
-    """What holds of several segments, oldest first, as one table: numbers above `after` only."""
-    found = SCHEMA.empty_table()
-    for segment in segments:
-        later = pc.greater(segment.table.column("sequence"), after)
-        found = joined(found, segment.table.filter(later))
-    return found
-
-
-def without_vectors(table: Any) -> Any:
-    """A table of changes without the vectors that an encoder can make again.
-
-    For changes that are in the levels: they are kept for the next build, which encodes.
-    """
-    given = table.column("own").is_valid().to_numpy()
-    kept = pa.array(np.arange(table.num_rows), mask=~given)
-    for name in ("image_vector", "text_vectors"):
-        place = table.schema.get_field_index(name)
-        table = table.set_column(place, SCHEMA.field(name), table.column(name).take(kept))
-    return table
-
-
-def without_ids(table: Any, ids: Iterable[str]) -> Any:
-    """A table of changes without those of some items."""
-    gone = pc.is_in(table.column("id"), value_set=pa.array(sorted(ids), pa.string()))
-    return table.filter(pc.invert(gone))
-
-
 def write_segment(folder: Path, table: Any) -> str:
     """Write a table of changes, oldest first; returns the file's name."""
     numbers = table.column("sequence")
@@ -311,11 +238,6 @@ def write_segment(folder: Path, table: Any) -> str:
     (folder / FOLDER).mkdir(exist_ok=True)
     write_table(folder / name, table.combine_chunks())
     return name
-
-
-def metadata_text(metadata: Mapping[str, Any]) -> str:
-    """Metadata as they are kept."""
-    return json.dumps(dict(metadata), ensure_ascii=False, sort_keys=True)
 
 
 def record_of(table: Any, name: str) -> SegmentRecord:
@@ -328,20 +250,6 @@ def record_of(table: Any, name: str) -> SegmentRecord:
         upserts=table.num_rows - deletes,
         deletes=deletes,
     )
-
-
-def _values(change: Change, width: int) -> tuple[Any, ...]:
-    if isinstance(change, Delete):
-        return (None,) * 8
-    texts = np.empty((0, width), np.float32) if change.text_vectors is None else change.text_vectors
-    texts = texts.reshape(-1, width)
-    assert len(texts) == len(change.texts), (len(texts), len(change.texts))
-    image = change.image_vector
-    assert image is None or image.shape == (width,), image.shape
-    metadata = metadata_text(change.metadata)
-    vectors = (image, texts.reshape(-1))
-    left = (list(change.keys), list(change.uploads))
-    return (change.own, change.image, metadata, list(change.texts), *vectors, *left)
 
 
 def read_segment(path: Path, name: str) -> Segment:
@@ -401,19 +309,3 @@ def _rows(column: Any, width: int) -> tuple[FloatArray, RowArray]:
         raise ValueError("a vector holds NaN or Inf")
     owners = np.repeat(np.arange(len(chunk)), lengths // width).astype(np.int64)
     return flat.reshape(-1, width), owners
-
-
-def last_changes(segments: Iterable[Segment], after: int = 0) -> Iterator[tuple[int, Change]]:
-    """What holds of several segments, oldest first: the last change of each id, by its number.
-
-    Only changes with a sequence number above `after`.
-    """
-    latest: dict[str, tuple[int, Segment, int]] = {}
-    for segment in segments:
-        numbers = segment.table.column("sequence").to_pylist()
-        for place, (item_id, number) in enumerate(zip(segment.ids, numbers, strict=True)):
-            if number > after:
-                latest.pop(item_id, None)
-                latest[item_id] = (number, segment, place)
-    for number, segment, place in latest.values():
-        yield number, segment.change(place)

@@ -10,7 +10,8 @@ import numpy as np
 from hivlp.index.backends.choose import write_level
 from hivlp.index.errors import SnapshotError
 from hivlp.index.snapshot import layout
-from hivlp.index.snapshot.snapshot import Side, Snapshot
+from hivlp.index.snapshot.side import Side
+from hivlp.index.snapshot.snapshot import Snapshot
 
 
 def export_faiss(snapshot: Snapshot, folder: Path) -> list[Path]:

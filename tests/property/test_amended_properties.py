@@ -202,6 +202,21 @@ def test_plans_run_by_the_measuring_code_see_changes_too(built: tuple[SnapshotSt
 CAPTIONS = 3
 
 
+def changed_texts(rng: np.random.Generator, seed: int, turn: int) -> list[Change]:
+    """Some items gone, some with other texts, some new."""
+    changes: list[Change] = []
+    for number in range(int(rng.integers(1, 12))):
+        item_id = f"i{rng.integers(30)}" if rng.random() < 0.4 else f"new{rng.integers(8)}"
+        if rng.random() < 0.3:
+            changes.append(Delete(item_id))
+            continue
+        count = int(rng.integers(1, CAPTIONS + 1))
+        own = nested_vectors(count, 1_000_000 + 100 * seed + 30 * turn + number)
+        words = tuple(f"text {turn} {number} {i}" for i in range(count))
+        changes.append(Upsert(item_id, None, words, {}, None, own))
+    return changes
+
+
 @settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     seed=st.integers(0, 10_000),
@@ -234,16 +249,7 @@ def test_items_of_several_texts_come_once_each_with_their_best_text(
     for i in set(owners):
         held[f"i{i}"] = texts[[t for t, owner in enumerate(owners) if owner == i]]
     for turn in range(3):
-        changes: list[Change] = []
-        for number in range(int(rng.integers(1, 12))):
-            item_id = f"i{rng.integers(30)}" if rng.random() < 0.4 else f"new{rng.integers(8)}"
-            if rng.random() < 0.3:
-                changes.append(Delete(item_id))
-                continue
-            count = int(rng.integers(1, CAPTIONS + 1))
-            own = nested_vectors(count, 1_000_000 + 100 * seed + 30 * turn + number)
-            words = tuple(f"text {turn} {number} {i}" for i in range(count))
-            changes.append(Upsert(item_id, None, words, {}, None, own))
+        changes = changed_texts(rng, seed, turn)
         amend(store, "default", changes)
         for change in changes:
             held.pop(change.id, None)
