@@ -18,8 +18,9 @@ from hivlp.index.build.vectors.importing import import_vectors
 from hivlp.index.build.vectors.qdrant import QdrantSource, download
 from hivlp.index.build.vectors.queries import own_space
 from hivlp.index.build.vectors.record import ImportSettings
-from hivlp.index.errors import BuildError, CorpusError
+from hivlp.index.errors import BuildError, CorpusError, NoRoom
 from hivlp.index.local_searcher import LocalSearcher
+from hivlp.index.snapshot import room
 from hivlp.index.snapshot.store import SnapshotStore
 from hivlp.models.errors import MissingExtra
 from hivlp.models.levels import FloatArray
@@ -197,6 +198,23 @@ def test_a_part_that_is_gone_is_named(client: QdrantClient, tmp_path: Path) -> N
     (folder / "part_000001.npy").unlink()
     with pytest.raises(CorpusError, match=r"part_000001\.npy: missing; remove the folder"):
         taken(client, tmp_path)
+
+
+def test_a_disk_without_room_for_what_is_left_is_told_before_the_download(
+    client: QdrantClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = Breaking(client, 6, 4, ResponseHandlingException(OSError("gone")))
+    with pytest.raises(CorpusError, match="can't be reached"):
+        taken(asked, tmp_path)
+    downloaded, need = 100, 4 * DIM * (POINTS - 100)
+    enough = need + room.kept_bytes(need)
+    monkeypatch.setattr(room, "free_bytes", lambda folder: enough - 1)
+    idle = Breaking(client, 0, 0, RuntimeError())
+    with pytest.raises(NoRoom, match=f"{POINTS - downloaded} points: needs"):
+        taken(idle, tmp_path)
+    assert idle.offsets == []
+    monkeypatch.setattr(room, "free_bytes", lambda folder: enough)
+    assert taken(client, tmp_path).count == POINTS
 
 
 def test_two_imports_do_not_share_a_download(client: QdrantClient, tmp_path: Path) -> None:

@@ -45,6 +45,7 @@ from hivlp.index.build.vectors.tables import PART_BYTES
 from hivlp.index.errors import CorpusError
 from hivlp.index.remote import is_url, redacted, scrubbed
 from hivlp.index.snapshot.manifest import Metric, SourceKind
+from hivlp.index.snapshot.room import check_room
 from hivlp.models.errors import MissingExtra
 from hivlp.models.runtime.progress import Progress, say
 
@@ -56,6 +57,8 @@ PART = 20_000
 """Points of a part: the most that is downloaded again."""
 TIMEOUT_S = 60
 TRIES = 4
+VECTOR_BYTES = 4
+"""Of one number; payloads besides are not known before they are there."""
 SAME = 1e-5
 """Numbers of one vector, read twice, differ by less."""
 
@@ -146,7 +149,7 @@ def download(
 
     `vector` names one of several vectors. Raises CorpusError for what can't be had or imported, for
     a collection that is not what it was when its download began, and where another process uses
-    the same download.
+    the same download; NoRoom where the disk has too little for the vectors that are left.
     """
     server = _Server(client, url, f"{_shown(url)} collection {collection!r}")
     of = _described(server, collection, vector)
@@ -157,6 +160,8 @@ def download(
         state = State.read(folder, of)
         of.compare(state.of, folder, server.place)
         tidy(folder, state)
+        left = max(0, of.points - state.points)
+        check_room({folder: VECTOR_BYTES * of.dim * left}, f"{server.place}, {left} points")
         _check_points(server, collection, folder, state)
         _go_on(server, collection, folder, state, quiet)
         return QdrantSource(folder, server.place, state, lock)
