@@ -1,6 +1,6 @@
 """The index that `service.py` asks: synthetic rows, queries in its own space, widths measured.
 
-The first 600 queries calibrate the index, as captions would; loads and recall use the others.
+The first half of the queries calibrates the index, as captions would; loads and recall use the second.
 Everything is kept once made.
 """
 
@@ -19,7 +19,7 @@ from timed_encoder import DIMS, Space, TimedEncoder, write_stages
 from hivlp.models.levels import Modality
 
 NAME = "timed"
-QUERIES, MEASURED_WITH = 4_000, 600
+QUERIES, MEASURED_WITH = 4_000, 2_000
 KIND_SHARES = (0.12, 0.08)
 SHADES = 100
 K = 10
