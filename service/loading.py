@@ -16,7 +16,9 @@ import numpy as np
 from PIL import Image
 
 from hivlp.index.backends.choose import Backend
+from hivlp.index.errors import SnapshotError
 from hivlp.index.searchers import open_searcher
+from hivlp.index.snapshot.activation import Activations
 from hivlp.index.snapshot.live import LiveSnapshot
 from hivlp.index.snapshot.manifest import SnapshotManifest
 from hivlp.index.snapshot.prefault import prefault
@@ -77,6 +79,35 @@ def names_to_serve(settings: Settings) -> tuple[str, ...]:
     if not found:
         raise NothingToServe(settings.home)
     return settings.indexes or tuple(found)
+
+
+def _agreed(settings: Settings, store: SnapshotStore) -> tuple[str, ...]:
+    """The indexes to begin with: without those that other processes, which serve already, have yet
+    to take up, unless they are named. Raises NothingToServe.
+    """
+    names = names_to_serve(settings)
+    if settings.indexes:
+        return names
+    waiting = [name for name in names if _waits(store, name)]
+    if len(waiting) == len(names):
+        return names
+    for name in waiting:
+        log.warning("index %s: left to be activated: those that serve don't serve it", name)
+    return tuple(name for name in names if name not in waiting)
+
+
+def _waits(store: SnapshotStore, name: str) -> bool:
+    """Whether others serve, and this index not yet."""
+    try:
+        return Activations(store, name).taken_up(but="") is False
+    except (SnapshotError, OSError):  # a store that is read-only: each follows it alone
+        return False
+
+
+def cell_of(served: ServedVersion, settings: Settings) -> LiveSnapshot[ServedVersion]:
+    """The cell of an index that begins with this version."""
+    changes = settings.changes
+    return LiveSnapshot(served, keep_s=changes.keep_s, keep=changes.keep_versions)
 
 
 class Loader:
@@ -163,7 +194,7 @@ def load_catalogue(settings: Settings, loader: Loader | None = None) -> Catalogu
     loader = loader or Loader(settings)
     opened: dict[str, ServedVersion] = {}
     failed: dict[str, Exception] = {}
-    for name in names_to_serve(settings):
+    for name in _agreed(settings, loader.store):
         try:
             opened[name] = loader.open(name)
         except Exception as error:  # whatever is wrong with one, the others are served
@@ -174,9 +205,8 @@ def load_catalogue(settings: Settings, loader: Loader | None = None) -> Catalogu
         _make_all_ready(opened, settings, failed)
     if not opened:
         raise NoneServed(failed) if len(failed) > 1 else next(iter(failed.values()))
-    keep_s, keep = settings.changes.keep_s, settings.changes.keep_versions
-    cells = {name: LiveSnapshot(own, keep_s=keep_s, keep=keep) for name, own in opened.items()}
-    return Catalogue(cells, loader.store, loader)
+    cells = {name: cell_of(own, settings) for name, own in opened.items()}
+    return Catalogue(cells, loader.store, loader, frozenset(failed))
 
 
 def _make_all_ready(

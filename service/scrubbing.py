@@ -8,7 +8,7 @@ from hivlp.index.snapshot.scrub import OnCorrupt, Scrubber
 from hivlp.index.snapshot.store import SnapshotStore
 from hivlp.service import loading
 from hivlp.service.metrics import Metrics
-from hivlp.service.serving import Catalogue
+from hivlp.service.serving import Catalogue, Versions
 
 log = logging.getLogger("hivlp.service")
 
@@ -42,7 +42,7 @@ class Scrubbing:
         if not isinstance(store, SnapshotStore):  # of a cluster, or a test
             return
         for name in catalogue.indexes:
-            self._metrics.show_quarantine(name, store)
+            self.begin(name, store)
         if self._bytes_per_s > 0:
             self._scrubber = Scrubber(
                 store,
@@ -53,6 +53,11 @@ class Scrubbing:
         for name in catalogue.indexes:
             with catalogue.lease(name) as served:
                 self.watch(name, served.searcher.info.version)
+
+    def begin(self, index: str, store: Versions) -> None:
+        """Tell the quarantine of an index that is served from now on."""
+        if isinstance(store, SnapshotStore):
+            self._metrics.show_quarantine(index, store)
 
     def watch(self, index: str, version: str) -> None:
         """Go on with another version of an index: after each swap."""

@@ -7,6 +7,7 @@ answer comes wholly from one version.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -185,13 +186,25 @@ class Source(Protocol):
         """Read its files through and search it once, before it is asked."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Catalogue:
-    """Every index served here, by name; without a `source` their versions stay as they are."""
+    """Every index served here, by name; without a `source` they stay as they are.
+
+    `indexes` is never changed, only replaced by one that has another index besides: whoever goes
+    through it, in any thread, goes on with what it had. `left_out` failed as it was made.
+    """
 
     indexes: Mapping[str, Live]
     store: Versions
     source: Source | None = None
+    left_out: frozenset[str] = frozenset()
+    _adding: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
+
+    def add(self, name: str, live: Live) -> None:
+        """Serve one more index from now on."""
+        with self._adding:
+            assert name not in self.indexes, f"{name} is served already"
+            self.indexes = {**self.indexes, name: live}
 
     def live(self, name: str) -> Live:
         """The cell of an index. Raises SnapshotMissing."""

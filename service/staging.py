@@ -17,7 +17,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 
 from hivlp.index.errors import SnapshotError
-from hivlp.index.snapshot.activation import Activations, Member
+from hivlp.index.snapshot.activation import Activations
 from hivlp.index.snapshot.activation_files import (
     CANARY,
     Canary,
@@ -29,6 +29,7 @@ from hivlp.index.snapshot.activation_files import (
     Tally,
     read_canaries,
 )
+from hivlp.index.snapshot.members import Everywhere, Member, member_name
 from hivlp.models.errors import HivlpError
 from hivlp.models.stopping import Stopped, until
 from hivlp.service.canary import check_canaries
@@ -83,7 +84,11 @@ class Stager:
         self._settings = settings.activation
         self._poll_s = settings.changes.poll_s
         self._activations = {n: Activations(source.store, n) for n in catalogue.indexes}
+        self._all = not settings.indexes
+        self._name = member_name()
         self._members: dict[str, Member] = {}
+        self._everywhere: Everywhere | None = None
+        self._admitting = threading.Lock()
         self._lock = threading.Lock()
         self._staged: dict[str, _Staged] = {}
         self._seen: dict[str, str] = {}
@@ -91,12 +96,48 @@ class Stager:
         swapper.take_staged = self.take
 
     def join(self) -> None:
-        """Take part from now on, where the store can be written to."""
-        for name, activations in self._activations.items():
+        """Take part from now on, where the store can be written to.
+
+        In those of other indexes too, where all are to be served: once it is told what is.
+        """
+        for name in self._activations:
+            self._join(name, new=False)
+        if not self._all or len(self._members) < len(self._activations):
+            return
+        try:
+            self._everywhere = Everywhere(self._source.store.root, self._name)
+        except (HivlpError, OSError) as error:
+            log.warning("new indexes: follows their pointers alone: %s", error)
+
+    def admit(self, name: str) -> bool:
+        """Take part in the activations of an index that isn't served yet; whether it does."""
+        with self._admitting:
+            if name not in self._activations:
+                self._activations[name] = Activations(self._source.store, name)
+                if self._everywhere is not None:
+                    self._join(name, new=True)
+        return name in self._members
+
+    def taken_up(self, name: str) -> bool:
+        """Whether an index that isn't served here is by others. Raises SnapshotError, OSError."""
+        return bool(self._activations[name].taken_up(self._name))
+
+    def begin(self, name: str) -> None:
+        """Tell that an index is served from now on."""
+        member = self._members.get(name)
+        if member is not None:
             try:
-                self._members[name] = activations.join(serves=True)
-            except (HivlpError, OSError) as error:
-                log.warning("index %s: follows its pointer alone: %s", name, error)
+                member.begin()
+            except OSError as error:  # a full disk: it is told with what comes next
+                self._say(name, str(error))
+
+    def _join(self, name: str, *, new: bool) -> None:
+        try:
+            self._members[name] = self._activations[name].join(
+                serves=True, name=self._name, new=new
+            )
+        except (HivlpError, OSError) as error:
+            log.warning("index %s: follows its pointer alone: %s", name, error)
 
     def stop(self) -> None:
         """Give up what is being made ready: the service is to end."""
@@ -104,6 +145,8 @@ class Stager:
 
     def leave(self) -> None:
         """Take part no longer, and close what is staged: once no thread stages any more."""
+        if self._everywhere is not None:
+            self._everywhere.leave()
         for member in self._members.values():
             member.leave()
         with self._lock:
@@ -218,8 +261,8 @@ class Stager:
         While the request is under way, what moves the pointer elsewhere are changes of items of
         what is served, even where that has the levels of what is staged.
         """
-        active = self._source.store.current(name)
-        if active == request.version:
+        active = (self._source.store.history(name) or [""])[-1]
+        if request.moves and active == request.version:
             return True
         ended = self._activations[name].last()
         done = ended is not None and ended.active and ended.request.id == request.id
@@ -243,6 +286,9 @@ class Stager:
             if request.verifier == member.name:
                 self._swapper.verify(name, request.version)
                 self._activations[name].note_verified(request)
+            if self._swapper.serving(name) == request.version:  # it is others that don't, yet
+                self._report(name, request, "serving")
+                return
             opened = self._ready(name, request)
         except Stopped:  # and leaves: the others don't wait for it
             return

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 
 from fastapi import Request
 
@@ -22,6 +23,7 @@ from hivlp.service.fetching import Fetcher
 from hivlp.service.jobs.builds import Builds
 from hivlp.service.keys import Keyring
 from hivlp.service.metrics import Metrics
+from hivlp.service.newcomers import Newcomers
 from hivlp.service.pictures import Pictures
 from hivlp.service.pipeline import Pipeline, Workers
 from hivlp.service.priority import behind
@@ -30,7 +32,7 @@ from hivlp.service.recall import RecallWatch
 from hivlp.service.regressions import Regressions
 from hivlp.service.request_log import Ended, RequestLog
 from hivlp.service.scrubbing import Scrubbing
-from hivlp.service.serving import Catalogue, Source
+from hivlp.service.serving import Catalogue, Live, Source
 from hivlp.service.settings import Settings
 from hivlp.service.shadow import ShadowWatch
 from hivlp.service.spare import Spare
@@ -104,6 +106,7 @@ class ServingState:
         self._pipeline: Pipeline | None = None
         self._threads: Threads | None = None
         self._stager: Stager | None = None
+        self._newcomers: Newcomers | None = None
         self._writers: dict[str, ItemWriter] = {}
         self._tasks = Supervisor()
 
@@ -210,20 +213,37 @@ class ServingState:
             raise NotWritable("what is served here follows no store")
         return self._stager
 
+    async def admitted(self, name: str) -> Stager:
+        """As `stager`, also for an index of the home that isn't served yet.
+
+        Raises SnapshotMissing, InputError, ServiceError.
+        """
+        if self._newcomers is not None:
+            await asyncio.to_thread(self._newcomers.admit, name)
+            assert self._stager is not None
+            return self._stager
+        return self.stager(name)
+
     async def _follow(self, catalogue: Catalogue, source: Source) -> None:
         """Begin to watch for other versions, and to take changes of items.
 
-        What moved while everything was loaded is served first: from `join` on nothing moves
+        What moved or came while everything was loaded is served first: from `join` on nothing moves
         without this process.
         """
         changes = self.settings.changes
         swapper = Swapper(catalogue, source, self.metrics, self._swapped, changes.poll_s)
         self.scrubbing.on_corrupt = swapper.fall_back
-        loading = self.threads.loading
+        loading, loop = self.threads.loading, asyncio.get_running_loop()
         self._stager = stager = Stager(catalogue, source, swapper, self.settings, self.metrics)
         await asyncio.to_thread(stager.join)
-        for name in catalogue.indexes:
-            await asyncio.get_running_loop().run_in_executor(loading, swapper.follow, name)
+        take_in = partial(self._take_in, swapper=swapper, loop=loop)
+        for name, live in catalogue.indexes.items():
+            take_in(name, live)
+            await loop.run_in_executor(loading, swapper.follow, name)
+        newcomers = Newcomers(catalogue, source, swapper, stager, self.settings, take_in)
+        await newcomers.look(loading)
+        self._newcomers = newcomers
+        self._tasks.start("looking for new indexes", lambda: newcomers.run(loading))
         if self.recall.on and self.settings.activation.recall_checks:
             own = Regressions(
                 stager, self.recall, catalogue, source, self.settings.activation, self.metrics
@@ -233,16 +253,26 @@ class ServingState:
         self._tasks.start("staging versions", lambda: stager.stage(loading))
         self._tasks.start("watching for other versions", lambda: swapper.watch(loading))
         self._tasks.start("letting go of superseded versions", swapper.expire)
-        if not self.settings.writable:
-            return
-        for name in catalogue.indexes:
-            writer = ItemWriter(name, catalogue, source, swapper, self.settings, self.metrics)
+
+    def _take_in(
+        self, name: str, live: Live, *, swapper: Swapper, loop: asyncio.AbstractEventLoop
+    ) -> None:
+        """What belongs to an index that is served; in any thread, before it is."""
+        catalogue = self.catalogue
+        assert catalogue.source is not None, "what follows no store has no more indexes"
+        live.close_in(self.threads.closing)
+        self.scrubbing.begin(name, catalogue.store)
+        if self.settings.writable:
+            writer = ItemWriter(
+                name, catalogue, catalogue.source, swapper, self.settings, self.metrics
+            )
             self._writers[name] = writer
-            self._tasks.start(f"publishing items of index {name}", writer.run)
+            label = f"publishing items of index {name}"
+            loop.call_soon_threadsafe(self._tasks.start, label, writer.run)
 
     def stop_changes(self) -> None:
         """Refuse changes of items, and make no version ready any more: the service is to end."""
-        for writer in self._writers.values():
+        for writer in list(self._writers.values()):
             writer.stop()
         if self._stager is not None:
             self._stager.stop()
@@ -273,7 +303,7 @@ class ServingState:
         self.stop_changes()
         await self._tasks.stop()
         await asyncio.to_thread(self.spare.close)
-        for writer in self._writers.values():
+        for writer in list(self._writers.values()):
             await writer.close()
         own = self.threads
         if self._pipeline is not None:

@@ -68,9 +68,10 @@ class Swapper:
         self._shown = shown
         self._poll_s = poll_s
         self._loading = threading.Lock()  # of whole versions: one at a time, memory holds no more
-        self._locks = {name: threading.Lock() for name in catalogue.indexes}
+        self._locks: dict[str, threading.Lock] = {}
         self.take_staged: Callable[[str], bool] = lambda _: False
         """Serves the active version of an index, if it was made ready before it was active."""
+        self.begin: Callable[[str, ServedVersion], None] = lambda *_: None  # with one not served
         self.stopping = threading.Event()  # then what is being made ready is given up
         self._failed: dict[str, _Trouble] = {}
         self._said: dict[str, _Trouble] = {}
@@ -100,7 +101,9 @@ class Swapper:
             live.expire(keep=partial(_is_younger, erased_s=self._erased_s(name)))
 
     def serving(self, name: str) -> str:
-        """The version that is served."""
+        """The version that is served; none of an index that isn't."""
+        if name not in self._catalogue.indexes:
+            return ""
         with self._catalogue.lease(name) as served:
             return served.searcher.info.version
 
@@ -114,6 +117,8 @@ class Swapper:
 
         Returns whether the active version is served now.
         """
+        if name not in self._catalogue.indexes:
+            return False
         for _ in range(ATTEMPTS - 1):
             active = self._source.store.current(name)
             try:
@@ -170,7 +175,7 @@ class Swapper:
             log.error("index %s: version %s is still searched: %s", name, version, error)
 
     def _adopt(self, name: str, active: str) -> bool:
-        with self._locks[name], self._catalogue.lease(name) as served:
+        with self._lock(name), self._catalogue.lease(name) as served:
             if served.searcher.info.version == active:
                 return True
             self._source.store.quarantine(name).refuse(active)
@@ -221,7 +226,7 @@ class Swapper:
 
         False where what was opened is superseded.
         """
-        with self._locks[name]:
+        with self._lock(name):
             active = self._source.store.current(name)
             if self.serving(name) == active:
                 return True
@@ -244,7 +249,7 @@ class Swapper:
             damaged = self._damaged(name, version, file)
             if damaged is None:
                 return  # superseded by levels that don't have this file
-            with self._opened(name, None) as opened, self._locks[name]:
+            with self._opened(name, None) as opened, self._lock(name):
                 if self.serving(name) == damaged:
                     opened.taken = True
                     self._flip(name, opened.served)
@@ -291,12 +296,17 @@ class Swapper:
         took, now = time.monotonic() - began_s, served.searcher.info.version
         log.info("index %s, version %s: serving, made ready in %.1f s", name, now, took)
 
+    def _lock(self, name: str) -> threading.Lock:
+        return self._locks.setdefault(name, threading.Lock())
+
     def _flip(self, name: str, served: ServedVersion) -> None:
-        now = None if served.snapshot is None else served.snapshot.manifest
-        erased = self._erased_s(name)
-        self._catalogue.live(name).swap(
-            served, keep=lambda old: _may_stay(old, now) and _is_younger(old, erased)
-        )
+        live = self._catalogue.indexes.get(name)
+        if live is None:
+            self.begin(name, served)
+        else:
+            now = None if served.snapshot is None else served.snapshot.manifest
+            erased = self._erased_s(name)
+            live.swap(served, keep=lambda old: _may_stay(old, now) and _is_younger(old, erased))
         self._forget(name)
         self._metrics.swaps.labels("done").inc()
         self._shown(name)
@@ -347,10 +357,8 @@ class Swapper:
             return
         self._said[name] = trouble
         self._metrics.swaps.labels("failed").inc()
-        log.error(
-            "index %s: the version before goes on serving: %s",
-            name, text, exc_info=None if expected else error,
-        )  # fmt: skip
+        then = "the version before goes on serving" if self.serving(name) else "not served"
+        log.error("index %s: %s: %s", name, then, text, exc_info=None if expected else error)
 
     def _erased_s(self, name: str) -> float:
         return erased_s(self._source.store, name)

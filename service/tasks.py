@@ -32,7 +32,9 @@ class Supervisor:
         return sorted(self._dead)
 
     def start(self, name: str, run: Run) -> None:
-        """Run this for ever. `run` is called anew each time it has ended."""
+        """Run this for ever, unless all are to end. `run` is called anew each time it has ended."""
+        if self._stopping:
+            return
         task = asyncio.get_running_loop().create_task(self._again_and_again(name, run), name=name)
         self._tasks[name] = task
         task.add_done_callback(lambda done: self._ended(name, done))

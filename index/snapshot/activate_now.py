@@ -11,8 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from hivlp.index.errors import SnapshotError
-from hivlp.index.snapshot.activation import TIMEOUT_S, Activations, Member
+from hivlp.index.snapshot.activation import TIMEOUT_S, Activations
 from hivlp.index.snapshot.activation_files import Canary, Kind, Outcome, Request
+from hivlp.index.snapshot.members import Member
 
 LOOK_S = 0.05
 FLIP_S = 10.0

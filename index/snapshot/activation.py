@@ -15,44 +15,40 @@ active: whatever dies at any moment leaves the version before or the one asked f
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
-import os
-import threading
 import time
 import uuid
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
 from hivlp.index.errors import ActivationUnderWay, SnapshotError
 from hivlp.index.snapshot.activation_files import (
     CANARIES,
     FOLDER,
+    LOCKED,
     OUTCOME,
     REQUEST,
+    SAID,
     Canaries,
     Canary,
     Kind,
     Outcome,
     Report,
     Request,
-    State,
-    Tally,
     read_file,
     write_file,
 )
 from hivlp.index.snapshot.amend import holds_erased
+from hivlp.index.snapshot.members import Member, is_held, living_everywhere, member_name
 from hivlp.index.snapshot.pointer import locked, write_history
 from hivlp.index.snapshot.store import SnapshotStore
 
 TIMEOUT_S = 600.0
 MAX_LOSSES = 2
 """So many members that died while they staged a version are no accident: it is dropped."""
-LOCKED, SAID = ".lock", ".json"
+READY = ("staged", "serving")
 GONE = "whoever asked for it, and all that serve the index, are gone"
 ERASED = "items in it were erased: it is not to be searched any more"
 UNVERIFIED = "the process that was to verify it is gone: ask again"
-MOVED = "the pointer moved meanwhile: look, and roll back again"
+MOVED = "the pointer moved meanwhile: look, and ask again"
 
 
 def built_from(store: SnapshotStore, name: str, version: str) -> str:
@@ -105,9 +101,22 @@ class Activations:
             said = [read_file(self._path / f"{member}{SAID}", Report) for member in living]
         return [report for report in said if report is not None]
 
-    def join(self, *, serves: bool) -> Member:
+    def taken_up(self, but: str) -> bool | None:
+        """Whether an index is served by those that live, but for one; None where no other lives.
+
+        It is so from the moment when all are to flip to it. Raises SnapshotError, OSError.
+        """
+        with locked(self._folder):
+            living = [self._said(member) for member in self._living() if member != but]
+            new = [said.new for said in living if said.serves]
+            if not new:
+                return None
+            return not all(new) or self._has_just_begun()
+
+    def join(self, *, serves: bool, name: str | None = None, new: bool = False) -> Member:
         """Take part from now on; `serves` False: only until what is asked for has ended.
 
+        `new`: the index isn't served by it yet.
         What was left under way by processes that are all gone is dropped. Raises SnapshotError,
         and OSError for a store that is read-only or knows no locks.
         """
@@ -115,7 +124,7 @@ class Activations:
             self._path.mkdir(exist_ok=True)
             self._drop_abandoned()
             self._tidy()
-            return Member(self._path, serves)
+            return Member(self._path, serves, name or member_name(), new)
 
     def ask(
         self,
@@ -132,8 +141,8 @@ class Activations:
         """Ask for a version to be made active; a rollback's is the one that was so before.
 
         Asked for once more (or, to roll back to what is active by now, with the `key` of the last
-        one) it is the same request; None: it is active. `member` verifies it. `expected`: refused
-        unless this version, or what changed upon it, is active.
+        one) it is the same request; None: it is active, and served by all. `member` verifies it.
+        `expected`: refused unless this version, or what changed upon it, is active.
         Raises SnapshotMissing, SnapshotQuarantined, ActivationUnderWay for another version's.
         """
         with locked(self._folder):
@@ -151,7 +160,7 @@ class Activations:
             wanted = self.store.earlier(self.name)[-1] if version is None else version
             self.store.path(self.name, wanted)
             self.store.quarantine(self.name).refuse(wanted)
-            if active == wanted:
+            if active == wanted and not self._is_new_to_some():
                 return None
             if holds_erased(self.store, self.name, wanted):
                 raise SnapshotError(self.name, wanted, ERASED)
@@ -198,11 +207,12 @@ class Activations:
             request = self.pending()
             if request is None:
                 return
-            if self._active() == request.version:  # whoever moved the pointer died right after
+            # Whoever moved the pointer died right after.
+            if request.moves and self._active() == request.version:
                 self._end(request, "", active=True)
             elif (reason := self._hopeless(request, living)) is not None:
                 self._end(request, reason, active=False)
-            elif living and all(self._report(m, request).state == "staged" for m in living):
+            elif living and all(self._report(m, request).state in READY for m in living):
                 self._commit(request)
 
     def drop(self, request: Request, reason: str) -> None:
@@ -225,12 +235,15 @@ class Activations:
         if not request.verified and request.verifier not in living:
             return UNVERIFIED
         if time.time() > request.asked_at + request.timeout_s:
-            late = [str(report.pid) for report in reports if report.state != "staged"]
+            late = [str(report.pid) for report in reports if report.state not in READY]
             return f"not staged within {request.timeout_s:g} s by the processes {', '.join(late)}"
         return None
 
     def _commit(self, request: Request) -> None:
         history = self.store.known(self.name)
+        if not request.moves and history[-1:] != [request.version]:
+            self._end(request, MOVED, active=False)
+            return
         if request.kind == "activate":
             wanted = [*(old for old in history if old != request.version), request.version]
         else:
@@ -258,7 +271,8 @@ class Activations:
     def _drop_abandoned(self) -> None:
         request = self.pending()
         if request is not None and not self._living():
-            self._end(request, GONE, active=self._active() == request.version)
+            moved = request.moves and self._active() == request.version
+            self._end(request, GONE, active=moved)
 
     def _done_with(self, key: str) -> Request | None:
         """The last request, if it is a rollback with this key, and led to what is active."""
@@ -281,7 +295,7 @@ class Activations:
         request = self.pending()
         living, lost = [], 0
         for lock in sorted(self._path.glob(f"*{LOCKED}")):
-            if _is_held(lock):
+            if is_held(lock):
                 living.append(lock.stem)
                 continue
             said = read_file(lock.with_suffix(SAID), Report)
@@ -292,7 +306,8 @@ class Activations:
         if request is not None and lost:
             noted = request.model_copy(update={"losses": request.losses + lost})
             write_file(self._path / REQUEST, noted)
-        return living
+        everywhere = living_everywhere(self._folder.parent)
+        return [*living, *(member for member in everywhere if member not in living)]
 
     def _tidy(self) -> None:
         """Remove what the dead left half written. Members join, and requests are written, under the
@@ -305,74 +320,33 @@ class Activations:
             if owner not in living and path.name not in kept:
                 path.unlink(missing_ok=True)
 
+    def _is_new_to_some(self) -> bool:
+        """Whether one that lives is to serve the index, and doesn't yet."""
+        said = [self._said(member) for member in self._living()]
+        return any(report.serves and report.new for report in said)
+
+    def _has_just_begun(self) -> bool:
+        """Whether the last request made the index one that is to be served."""
+        ended = self.last()
+        if ended is None or not ended.active or self.pending() is not None:
+            return False
+        active = self._active()
+        return ended.request.version in (active, self._built(active))
+
     def _report(self, member: str, request: Request) -> Report:
         """What a member has done about a request; `staging`, where it has yet to look."""
-        said = read_file(self._path / f"{member}{SAID}", Report)
-        if said is None:  # taken for dead by a machine that doesn't see the locks of this one
-            return Report(request=request.id, state="staging", pid=0, serves=True)
+        said = self._said(member)
         if said.request == request.id:
             return said
         return said.model_copy(update={"request": request.id, "state": "staging", "reason": ""})
 
-
-class Member:
-    """One that takes part, from `Activations.join` to `leave` or the end of its process."""
-
-    def __init__(self, folder: Path, serves: bool) -> None:
-        self.name = f"{os.getpid()}-{uuid.uuid4().hex[:12]}"
-        self._folder = folder
-        self._left = False
-        self._changing = threading.Lock()
-        self._said = Report(request="", state="serving", pid=os.getpid(), serves=serves)
-        self._write()
-        self._lock = os.open(self._path(LOCKED), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            self.leave()
-            raise
-
-    def report(self, request: str, state: State, reason: str = "") -> None:
-        """Tell what was done about a request, unless it has left. Raises OSError."""
-        with self._changing:
-            update = {"request": request, "state": state, "reason": reason}
-            self._said = self._said.model_copy(update=update)
-            self._write()
-
-    def tell_recall(self, recall: Mapping[str, Tally]) -> None:
-        """Tell how its answers did, for all to sum up. Raises OSError."""
-        with self._changing:
-            if recall != self._said.recall:
-                self._said = self._said.model_copy(update={"recall": dict(recall)})
-                self._write()
-
-    def _write(self) -> None:
-        if not self._left:
-            write_file(self._path(SAID), self._said)
-
-    def leave(self) -> None:
-        """Take part no longer."""
-        with self._changing:
-            self._left = True
-        for suffix in (LOCKED, SAID):
-            with contextlib.suppress(OSError):
-                self._path(suffix).unlink()
-        os.close(self._lock)
-
-    def _path(self, suffix: str) -> Path:
-        return self._folder / f"{self.name}{suffix}"
-
-
-def _is_held(lock: Path) -> bool:
-    """Whether the process that joined with this lock lives."""
-    try:
-        descriptor = os.open(lock, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:  # it has just left
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False
+    def _said(self, member: str) -> Report:
+        """What a member said last. One that has said nothing serves every index, and has yet to
+        find this one; or was taken for dead by a machine that doesn't see the locks of this one.
+        """
+        said = read_file(self._path / f"{member}{SAID}", Report)
+        if said is not None:
+            return said
+        pid = member.partition("-")[0]
+        known = int(pid) if pid.isdecimal() else 0
+        return Report(request="", state="staging", pid=known, serves=True, new=True)

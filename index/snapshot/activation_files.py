@@ -6,6 +6,8 @@ HOME/indexes/NAME/.activation/
     OUTCOME       how the last one ended
     MEMBER.lock   of each process that takes part; locked as long as that process lives
     MEMBER.json   what it has done about the request that it names
+
+HOME/indexes/.activation/ has the locks of those that serve every index (`members.py`).
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ FOLDER = ".activation"
 REQUEST = "REQUEST"
 CANARIES = "CANARIES"
 OUTCOME = "OUTCOME"
+LOCKED, SAID = ".lock", ".json"
 CANARY = "canary.jsonl"
 """In the folder of an index: canaries of every activation that brings none of its own."""
 MAX_CANARIES = 1_000
@@ -96,6 +99,11 @@ class Request(_File):
     losses: int = 0
     verified: bool = False
 
+    @property
+    def moves(self) -> bool:
+        """Whether it is for another version than the active one, or for some to serve that one."""
+        return self.version != self.previous
+
 
 class Canaries(_File):
     """Those that the request of this id brought."""
@@ -114,13 +122,15 @@ class Tally(_File):
 class Report(_File):
     """What one member has done about the request of this id.
 
-    `recall`: of its own answers, by built version, while an activation is looked after.
+    `serves`: it is one that answers searches, not a command; `new`: of no version of this index
+    yet. `recall`: of its own answers, by built version, while an activation is looked after.
     """
 
     request: str
     state: State
     pid: int
     serves: bool
+    new: bool = False
     reason: str = ""
     recall: dict[str, Tally] = Field(default_factory=dict)
 

@@ -55,7 +55,8 @@ async def rollback(request: Request, name: str) -> Response:
 @router.get("/{name}/activation", response_model=None, responses={200: {"model": ActivationAnswer}})
 async def activation(request: Request, name: str) -> Response:
     """The activation or rollback under way, or the last one."""
-    found = await asyncio.to_thread(state_of(request).stager(name).activation, name)
+    stager = await state_of(request).admitted(name)
+    found = await asyncio.to_thread(stager.activation, name)
     if found is None:
         raise ServiceError(404, "not_found", "nothing was activated here yet", param="name")
     return json_response({**_described(name, found), "request_id": request.state.request_id})
@@ -68,7 +69,7 @@ async def _ask(
     version: str | None,
     canaries: Sequence[Canary] | None,
 ) -> Response:
-    stager = state_of(request).stager(name)
+    stager = await state_of(request).admitted(name)
     try:
         asked = await asyncio.to_thread(
             stager.ask, kind, name, version, canaries, key=request.state.request_id

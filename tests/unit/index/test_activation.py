@@ -24,8 +24,9 @@ from hivlp.index.errors import (
 )
 from hivlp.index.snapshot import activation as module
 from hivlp.index.snapshot.activate_now import Activated, activate_now
-from hivlp.index.snapshot.activation import GONE, Activations, Member
+from hivlp.index.snapshot.activation import GONE, Activations
 from hivlp.index.snapshot.activation_files import FOLDER, Canary, Request, read_canaries
+from hivlp.index.snapshot.members import Member
 from hivlp.index.snapshot.store import SnapshotStore
 from tests.fakes import unit_vectors, write_snapshot
 

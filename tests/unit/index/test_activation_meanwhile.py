@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from hivlp.index.errors import SnapshotError
-from hivlp.index.snapshot.activation import MAX_LOSSES, UNVERIFIED, Activations, Member
+from hivlp.index.snapshot.activation import MAX_LOSSES, UNVERIFIED, Activations
 from hivlp.index.snapshot.activation_files import FOLDER, Canary, Kind, Request
 from hivlp.index.snapshot.amend import hold
 from hivlp.index.snapshot.erasures import add_erased, short_hash
+from hivlp.index.snapshot.members import Member
 from hivlp.index.snapshot.store import SnapshotStore
 from tests.fakes import unit_vectors, write_snapshot
 from tests.unit.index.test_activation import asked, die, ended
