@@ -102,7 +102,9 @@ class Regressions:
         found = self._stager.activation(name)
         if found is None or found.ended is None or not found.ended.active:
             return None
-        if found.request.kind != "activate" or not found.request.previous:
+        if found.request.kind != "activate":
+            return None
+        if not found.request.previous or not found.request.moves:
             return None  # an index that is new has nothing to go back to
         if time.time() > found.ended.ended_at + self._settings.watch_s:
             return None

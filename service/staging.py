@@ -56,7 +56,7 @@ class Activation:
 
 def _as_of(ended: Outcome | None, said: Report) -> Report:
     """What a process that came after an activation had ended has done about it: it serves it."""
-    late = ended is not None and ended.active and said.state == "staging"
+    late = ended is not None and ended.active and said.state == "staging" and not said.new
     return said.model_copy(update={"state": "serving"}) if late else said
 
 

@@ -40,7 +40,9 @@ router = APIRouter(
     openapi_extra=json_body(ActivateSnapshot),
 )
 async def activate(request: Request, name: str) -> Response:
-    """Make a version the active one: every process stages it, then all flip."""
+    """Make a version the active one: every process stages it, then all flip. An index of the home
+    that isn't served yet is served from then on, unless `indexes` names others.
+    """
     limits = state_of(request).settings.limits
     body = ActivateSnapshot.model_validate(await read_json(request, limits))
     return await _ask(request, "activate", name, body.snapshot, body.canary)

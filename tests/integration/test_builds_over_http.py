@@ -71,6 +71,17 @@ def test_a_new_index_is_built_and_left_unactivated_where_that_is_asked(
     assert [index.name for index in client.indexes().indexes] == ["default"]
 
 
+def test_a_new_index_is_served_by_the_service_that_built_it_once_it_is_done(
+    place: Place, client: Client
+) -> None:
+    build = client.start_build(place.squares, index="next", artifact="tiny")
+    build = wait_for(client, build.id, ended)
+    assert (build.state, build.active) == ("done", True)
+    gone(lambda: "next" not in [index.name for index in client.indexes().indexes])
+    assert client.search_text("red", index="next").snapshot == build.snapshot
+    assert client.activation(index="next").snapshot == build.snapshot
+
+
 def test_a_build_that_is_cancelled_ends_at_once_and_the_next_one_goes_on(
     place: Place, client: Client
 ) -> None:
