@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Executor
 
+from hivlp.index.snapshot.activation import UNVERIFIED
 from hivlp.models.errors import HivlpError
 from hivlp.service.errors import ServiceError
 from hivlp.service.loading import cell_of
@@ -121,13 +122,15 @@ class Newcomers:
         return False
 
     def _is_to_ask(self, name: str, version: str) -> bool:
-        """Whether nobody has asked for this version yet, whatever came of it."""
+        """Whether nobody has asked for this version yet, or who did was gone too soon to tell."""
         if self._asked.get(name) == version:
             return False
         found = self._stager.activation(name)
         if found is None:
             return True
-        return found.ended is not None and found.request.version != version
+        if found.ended is None:
+            return False
+        return found.request.version != version or found.ended.reason == UNVERIFIED
 
     def _active(self, name: str) -> str:
         """The active version; none where there is none. Raises SnapshotError."""

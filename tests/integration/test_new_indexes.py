@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from hivlp.service.client import Client
 from hivlp.service.loading import Loader
 from hivlp.service.serving import ServedVersion
 from hivlp.service.settings import ChangeSettings, Settings
+from hivlp.service.swap import Swapper
 from hivlp.service.watch_settings import RecallSettings, SpareSettings
 from tests.integration.new_index import NEW, NewIndex
 from tests.unit.service.serving_app import serving
@@ -188,6 +190,31 @@ def test_what_fails_a_canary_is_served_by_none_also_not_by_one_begun_later(new: 
             until(lambda: [p.state for p in state(one).processes] == ["serving"] * 3)
     with serving(app_of(new)) as alone:  # a start of all serves what is active
         assert serves(alone) == first
+
+
+def test_when_the_one_that_asked_leaves_another_asks(
+    new: NewIndex, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, _ = new.versions
+    verify, asked = Swapper.verify, threading.Event()
+
+    def slow(swapper: Swapper, name: str, version: str) -> None:
+        if not asked.is_set():
+            asked.set()
+            assert swapper.stopping.wait(20)
+        verify(swapper, name, version)
+
+    monkeypatch.setattr(Swapper, "verify", slow)
+    with ExitStack() as leaving:
+        leaving.enter_context(serving(app_of(new)))
+        new.arrive(active=first)
+        assert asked.wait(20)
+        with serving(app_of(new)) as other:
+            assert serves(other) is None
+            assert state(other).state == "staging"
+            leaving.close()
+            until(lambda: serves(other) == first)
+            assert [p.state for p in state(other).processes] == ["serving"]
 
 
 def test_a_version_published_after_one_that_failed_is_taken_up(new: NewIndex) -> None:
