@@ -47,7 +47,7 @@ def report(state: ServingState) -> tuple[int, dict[str, Any]]:
     except NotReady as error:
         status = state.status if state.status != "ready" else "failed"
         return 503, {**body, "status": status, "reason": error.message}
-    for name in state.catalogue.indexes:
+    for name in sorted(state.catalogue.indexes):  # in every process alike
         with state.catalogue.lease(name) as served:
             body["indexes"][name] = served.searcher.info.version
     return 200, body

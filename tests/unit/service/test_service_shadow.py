@@ -57,7 +57,12 @@ def other_version(
 
 
 class Settled(FakeStore):
-    """Nothing becomes active."""
+    """Nothing becomes active, and no index comes."""
+
+    root = Path("no such folder")
+
+    def names(self) -> list[str]:
+        return ["default"]
 
     def current(self, name: str) -> str:
         return VERSION
