@@ -114,7 +114,7 @@ class Stager:
         with self._admitting:
             if name not in self._activations:
                 self._activations[name] = Activations(self._source.store, name)
-                if self._everywhere is not None:
+                if self._everywhere is not None and not self._swapper.stopping.is_set():
                     self._join(name, new=True)
         return name in self._members
 
@@ -147,7 +147,7 @@ class Stager:
         """Take part no longer, and close what is staged: once no thread stages any more."""
         if self._everywhere is not None:
             self._everywhere.leave()
-        for member in self._members.values():
+        for member in list(self._members.values()):
             member.leave()
         with self._lock:
             for name in list(self._staged):
