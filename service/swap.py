@@ -117,8 +117,6 @@ class Swapper:
 
         Returns whether the active version is served now.
         """
-        if name not in self._catalogue.indexes:
-            return False
         for _ in range(ATTEMPTS - 1):
             active = self._source.store.current(name)
             try:
@@ -326,11 +324,12 @@ class Swapper:
             failed = self._failed.get(name)
             if failed is not None and failed.version == active and failed.fresh:
                 return True
-            if self.serving(name) == active:
+            serving = self.serving(name)
+            if serving == active:
                 self._forget(name)
                 return True
             self._source.store.quarantine(name).refuse(active)
-            if self.take_staged(name) or self.adopt(name):
+            if self.take_staged(name) or (serving and self.adopt(name)):
                 return True
             if not load:
                 return False
