@@ -1,7 +1,7 @@
 """The index that `service.py` asks: synthetic rows, queries in its own space, widths measured.
 
-The first half of the queries calibrates the index, as captions would; loads and recall use the second.
-Everything is kept once made.
+The first half of the queries calibrates the index, as captions would; loads and recall use the
+second. Everything is kept once made.
 """
 
 from __future__ import annotations
