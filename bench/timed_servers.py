@@ -91,17 +91,15 @@ def load(given: Given, settings: Settings, *, instant: bool = False) -> Catalogu
 
 def serve_hivlp(given: Given, port: int, *, instant: bool) -> None:
     """`hivlp serve`, with another model."""
-    import uvicorn
-
-    from hivlp.service.app import create_app
     from hivlp.service.begin import begin_process
+    from hivlp.service.cli import listening
+    from hivlp.service.running import run_server
 
-    settings = load_settings(home=given.home, indexes=(given.index,))
+    settings = load_settings(home=given.home, indexes=(given.index,), port=port)
     begin_process(settings)
     catalogue = load(given, settings, instant=instant)
-    app = create_app(settings, load=lambda _: catalogue)
-    uvicorn.run(app, port=port, loop="uvloop", http="httptools", ws="none", access_log=False,
-                log_level="warning")  # fmt: skip
+    with listening(settings.host, settings.port) as bound:
+        run_server(settings, bound, lambda _: None, load=lambda _: catalogue)
 
 
 def serve_plain(given: Given, port: int, ef: int) -> None:

@@ -4,11 +4,10 @@ uvicorn over httptools waits for ever for a request's head, takes one of any siz
 requests as are sent before the first is answered, and discards for ever what is still sent of a
 body once it was answered. Here a head has a size and a time, a body that nobody reads any more a
 time, and an answer that isn't fetched too; what all of them leave unread has a size (`unread.py`).
-Of requests sent ahead a few wait for their turn; what
-comes behind those is not read, and the last that waits is told that the connection ends. Where a
-client is refused while it still sends, it is told so before the connection ends: the socket is
-closed for writing first, and what comes meanwhile is dropped; closed at once, the client would see
-a reset and not the answer.
+Of requests sent ahead a few wait for their turn; what comes behind those is not read, and the last
+that waits is told that the connection ends. Where a client is refused while it still sends, it is
+told so before the connection ends: the socket is closed for writing first, and what comes meanwhile
+is dropped; closed at once, the client would see a reset and not the answer.
 """
 
 from __future__ import annotations
@@ -27,6 +26,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
+from hivlp.service.answering import Answering
 from hivlp.service.bounds import CROWDED, KIB, WAITING, ConnectionSettings
 from hivlp.service.errors import Problem
 from hivlp.service.unread import Unread
@@ -200,7 +200,9 @@ class Connection(HttpToolsProtocol):
             self._offered = True
             return
         super().on_headers_complete()
-        self.cycle.transport = _Closing(self, self.transport)  # type: ignore[assignment]
+        self.cycle.transport = Answering(  # type: ignore[assignment]
+            self.cycle, self.transport, self.loop, self.close_for_writing
+        )
 
     def on_body(self, body: bytes) -> None:
         """Some of a body."""
@@ -377,16 +379,3 @@ class Connection(HttpToolsProtocol):
 
 class _Full(Exception):
     """Ends the parsing of what was read, from within it."""
-
-
-class _Closing:
-    """The transport as an answer sees it: closing it lets the client read the answer first."""
-
-    def __init__(self, connection: Connection, transport: asyncio.Transport) -> None:
-        self._connection = connection
-        self.write = transport.write
-        self.is_closing = transport.is_closing
-
-    def close(self) -> None:
-        """As `Connection.close_for_writing`."""
-        self._connection.close_for_writing()
