@@ -23,7 +23,10 @@ from tests.integration.served_home import make_corpus
 READY = re.compile(r"hivlp is ready: (http://\S+)")
 PATIENCE_S = 60
 MANY = 1_000
-"""Texts that take the tiny model seconds."""
+TEXTS = 10 * MANY
+"""Items, and texts, which take the tiny model seconds. With more items a file of them would lie on
+the disk before the end, and leave room on a full one when the build fails.
+"""
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -43,7 +46,7 @@ class Place:
         """A copy of a built home, squares, and many texts."""
         shutil.copytree(built, folder / "home")
         make_corpus(folder / "root" / "squares")
-        many_texts(folder / "root" / "texts", MANY)
+        many_texts(folder / "root" / "texts", MANY, TEXTS // MANY)
         return cls(folder / "home", folder / "root")
 
     @property
