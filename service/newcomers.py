@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Executor
 
-from hivlp.index.snapshot.activation import UNVERIFIED
+from hivlp.index.snapshot.activation import GONE, READY, UNVERIFIED
 from hivlp.models.errors import HivlpError
 from hivlp.service.errors import ServiceError
 from hivlp.service.loading import cell_of
@@ -29,6 +29,8 @@ from hivlp.service.staging import Stager
 from hivlp.service.swap import RETRY_S, Swapper
 
 log = logging.getLogger("hivlp.service")
+TELLS_NOTHING = (UNVERIFIED, GONE)
+"""How an activation may end without a word about its version: those who were at it are gone."""
 
 
 class Newcomers:
@@ -92,7 +94,10 @@ class Newcomers:
         self._stager.admit(name)
 
     def begin(self, name: str, served: ServedVersion) -> None:
-        """Serve an index that wasn't, with this version."""
+        """Serve an index that wasn't, with this version.
+
+        Where this raises it isn't served, and whoever opened the version has it still.
+        """
         cell = cell_of(served, self._settings)
         self._prepare(name, cell)
         self._catalogue.add(name, cell)
@@ -112,17 +117,26 @@ class Newcomers:
             version = self._active(name)
             if not version:
                 return False
-            if not takes_part or self._stager.taken_up(name):
+            if not takes_part:
+                return not self._stager.awaited
+            if self._stager.taken_up(name):
                 return True
             if self._is_to_ask(name, version):
-                self._asked[name] = version
-                self._stager.ask("activate", name, version)
+                self._ask(name, version)
         except (HivlpError, OSError) as error:
             self._say(name, f"index {name}: not served: {error}")
         return False
 
+    def _ask(self, name: str, version: str) -> None:
+        """Ask for it; once, unless another process asked just before: that one may die of it."""
+        request = self._stager.ask("activate", name, version)
+        if request is not None and self._stager.asked(name, request):
+            self._asked[name] = version
+
     def _is_to_ask(self, name: str, version: str) -> bool:
-        """Whether nobody has asked for this version yet, or who did was gone too soon to tell."""
+        """Whether nobody has asked for this version yet, or who did was gone too soon to tell; or
+        it was taken up once, by nobody who lives.
+        """
         if self._asked.get(name) == version:
             return False
         found = self._stager.activation(name)
@@ -130,7 +144,9 @@ class Newcomers:
             return True
         if found.ended is None:
             return False
-        return found.request.version != version or found.ended.reason == UNVERIFIED
+        if found.request.version != version or found.ended.reason in TELLS_NOTHING:
+            return True
+        return found.ended.active and not any(said.state in READY for said in found.reports)
 
     def _active(self, name: str) -> str:
         """The active version; none where there is none. Raises SnapshotError."""

@@ -3,7 +3,8 @@
 What is compared is ANN recall of live queries, of all processes, which tell each other while there
 is something to look after: of the version activated, with that of the version before, or, where too
 few of its answers were checked, with what the build promised. Only an activation that was asked for
-is looked after: never a rollback, so two versions can't take turns.
+is looked after: never a rollback, so two versions can't take turns; nor one of an index that nobody
+served, for what was active before may be what all refused.
 """
 
 from __future__ import annotations
@@ -104,8 +105,8 @@ class Regressions:
             return None
         if found.request.kind != "activate":
             return None
-        if not found.request.previous or not found.request.moves:
-            return None  # an index that is new has nothing to go back to
+        if not found.request.previous or not found.request.moves or not found.request.served:
+            return None  # what an index began with: no version before it was found fit to serve
         if time.time() > found.ended.ended_at + self._settings.watch_s:
             return None
         with self._catalogue.lease(name) as served:

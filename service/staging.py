@@ -109,13 +109,23 @@ class Stager:
         except (HivlpError, OSError) as error:
             log.warning("new indexes: follows their pointers alone: %s", error)
 
+    @property
+    def awaited(self) -> bool:
+        """Whether the others wait for this process, whichever index it is: then it follows none of
+        them alone, also where it couldn't join that one yet.
+        """
+        return self._everywhere is not None
+
     def admit(self, name: str) -> bool:
-        """Take part in the activations of an index that isn't served yet; whether it does."""
+        """Take part in the activations of an index that isn't served yet; whether it does.
+
+        To be called at each look: joining may fail, on a full disk say, and others wait for it.
+        """
         with self._admitting:
             if name not in self._activations:
                 self._activations[name] = Activations(self._source.store, name)
-                if self._everywhere is not None and not self._swapper.stopping.is_set():
-                    self._join(name, new=True)
+            if self.awaited and name not in self._members and not self._swapper.stopping.is_set():
+                self._join(name, new=True)
         return name in self._members
 
     def taken_up(self, name: str) -> bool:
@@ -137,7 +147,10 @@ class Stager:
                 serves=True, name=self._name, new=new
             )
         except (HivlpError, OSError) as error:
-            log.warning("index %s: follows its pointer alone: %s", name, error)
+            if new:
+                self._say(name, f"can't take part in it yet, and the others wait for that: {error}")
+            else:
+                log.warning("index %s: follows its pointer alone: %s", name, error)
 
     def stop(self) -> None:
         """Give up what is being made ready: the service is to end."""

@@ -179,7 +179,7 @@ class Swapper:
             self._source.store.quarantine(name).refuse(active)
             if not self._same_levels(name, active, served):
                 return False
-            self._flip(name, self._source.open(name, active, served))
+            self._flip(name, Opened(self._source.open(name, active, served), time.monotonic()))
             return True
 
     def _same_levels(self, name: str, version: str, served: ServedVersion) -> bool:
@@ -228,18 +228,17 @@ class Swapper:
             active = self._source.store.current(name)
             if self.serving(name) == active:
                 return True
-            served = opened.served
-            if served.searcher.info.version != active:
+            if opened.served.searcher.info.version != active:
                 try:
-                    if not self._same_levels(name, active, served):
+                    if not self._same_levels(name, active, opened.served):
                         return False
-                    served = self._source.open(name, active, served)
+                    newer = self._source.open(name, active, opened.served)
                 except SnapshotMissing:
                     return False
-            else:
-                opened.taken = True
-            self._flip(name, served)
-        self._say_ready(name, served, opened.began_s)
+                older, opened.served = opened.served, newer
+                older.close()  # the levels stay: those of the newer one
+            self._flip(name, opened)
+        self._say_ready(name, opened)
         return True
 
     def _fall_back(self, name: str, version: str, file: str) -> None:
@@ -249,10 +248,9 @@ class Swapper:
                 return  # superseded by levels that don't have this file
             with self._opened(name, None) as opened, self._lock(name):
                 if self.serving(name) == damaged:
-                    opened.taken = True
-                    self._flip(name, opened.served)
+                    self._flip(name, opened)
             if opened.taken:
-                self._say_ready(name, opened.served, opened.began_s)
+                self._say_ready(name, opened)
                 self._carry_over(name, damaged, opened.served.searcher.info.version)
                 return
 
@@ -290,20 +288,22 @@ class Swapper:
         except SnapshotError:  # removed meanwhile, as a step: those are followed by their like
             return own is not None
 
-    def _say_ready(self, name: str, served: ServedVersion, began_s: float) -> None:
-        took, now = time.monotonic() - began_s, served.searcher.info.version
+    def _say_ready(self, name: str, opened: Opened) -> None:
+        took, now = time.monotonic() - opened.began_s, opened.served.searcher.info.version
         log.info("index %s, version %s: serving, made ready in %.1f s", name, now, took)
 
     def _lock(self, name: str) -> threading.Lock:
         return self._locks.setdefault(name, threading.Lock())
 
-    def _flip(self, name: str, served: ServedVersion) -> None:
-        live = self._catalogue.indexes.get(name)
+    def _flip(self, name: str, opened: Opened) -> None:
+        live, served = self._catalogue.indexes.get(name), opened.served
         if live is None:
             self.begin(name, served)
+            opened.taken = True  # only now: what couldn't begin is tried again, or closed
         else:
             now = None if served.snapshot is None else served.snapshot.manifest
             erased = self._erased_s(name)
+            opened.taken = True
             live.swap(served, keep=lambda old: _may_stay(old, now) and _is_younger(old, erased))
         self._forget(name)
         self._metrics.swaps.labels("done").inc()

@@ -9,8 +9,8 @@
 
 Notable: nobody coordinates. Whichever member looks next settles what can be settled, under the
 lock of the index; so no death holds an activation up, or leaves it half done. Who is alive is told
-by locks, which end with their process (`leases.py`), never by a pid. The pointer alone says what is
-active: whatever dies at any moment leaves the version before or the one asked for.
+by locks, which end with their process (`members.py`), never by a pid. The pointer alone says what
+is active: whatever dies at any moment leaves the version before or the one asked for.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class Activations:
             new = [said.new for said in living if said.serves]
             if not new:
                 return None
-            return not all(new) or self._has_just_begun()
+            return not all(new) or self._has_just_begun(living)
 
     def join(self, *, serves: bool, name: str | None = None, new: bool = False) -> Member:
         """Take part from now on; `serves` False: only until what is asked for has ended.
@@ -160,7 +160,8 @@ class Activations:
             wanted = self.store.earlier(self.name)[-1] if version is None else version
             self.store.path(self.name, wanted)
             self.store.quarantine(self.name).refuse(wanted)
-            if active == wanted and not self._is_new_to_some():
+            new = self._new_to()
+            if active == wanted and not any(new):
                 return None
             if holds_erased(self.store, self.name, wanted):
                 raise SnapshotError(self.name, wanted, ERASED)
@@ -175,6 +176,7 @@ class Activations:
                 timeout_s=timeout_s,
                 key=key,
                 reason=reason,
+                served=not all(new),
             )
             if canaries is not None:
                 own = Canaries(request=request.id, canaries=list(canaries))
@@ -320,15 +322,21 @@ class Activations:
             if owner not in living and path.name not in kept:
                 path.unlink(missing_ok=True)
 
-    def _is_new_to_some(self) -> bool:
-        """Whether one that lives is to serve the index, and doesn't yet."""
+    def _new_to(self) -> list[bool]:
+        """Of each that lives and is to serve the index, whether it doesn't yet."""
         said = [self._said(member) for member in self._living()]
-        return any(report.serves and report.new for report in said)
+        return [report.new for report in said if report.serves]
 
-    def _has_just_begun(self) -> bool:
-        """Whether the last request made the index one that is to be served."""
+    def _has_just_begun(self, said: Sequence[Report]) -> bool:
+        """Whether the last request has these serve the index, who are about to.
+
+        What ended well for those who are gone says nothing about those who live.
+        """
         ended = self.last()
         if ended is None or not ended.active or self.pending() is not None:
+            return False
+        about = [s for s in said if s.serves and s.request == ended.request.id]
+        if not any(report.state in READY for report in about):
             return False
         active = self._active()
         return ended.request.version in (active, self._built(active))

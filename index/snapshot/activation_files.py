@@ -83,7 +83,8 @@ class Request(_File):
     every look; None: those of the index's folder. `verifier` is the member that hashes every file;
     the others check as far as is checked whenever a version is opened. `key` is the caller's, who
     may not know whether it was heard. `losses`: members that died while they staged it. `verified`:
-    its verifier is done, and may die.
+    its verifier is done, and may die. `served`: by somebody, some version of the index, when this
+    was asked for; else the index begins with it.
     """
 
     id: str
@@ -98,10 +99,13 @@ class Request(_File):
     reason: str = ""
     losses: int = 0
     verified: bool = False
+    served: bool = True
 
     @property
     def moves(self) -> bool:
-        """Whether it is for another version than the active one, or for some to serve that one."""
+        """Whether the pointer moves: not where it names this version already, and the request is
+        for those to serve it that don't yet.
+        """
         return self.version != self.previous
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -15,15 +16,21 @@ import pytest
 from fastapi import FastAPI
 
 from hivlp.index.cli_snapshots import snapshots
+from hivlp.index.snapshot.activation import GONE, Activations
+from hivlp.service.activation_settings import ActivationSettings
 from hivlp.service.answers import ActivationAnswer
 from hivlp.service.app import create_app
 from hivlp.service.client import Client
 from hivlp.service.loading import Loader
+from hivlp.service.metrics import Metrics
+from hivlp.service.regressions import Regressions
 from hivlp.service.serving import ServedVersion
 from hivlp.service.settings import ChangeSettings, Settings
+from hivlp.service.state import ServingState
 from hivlp.service.swap import Swapper
 from hivlp.service.watch_settings import RecallSettings, SpareSettings
 from tests.integration.new_index import NEW, NewIndex
+from tests.integration.test_activations import FakeWatch
 from tests.unit.service.serving_app import serving
 
 ADMIN = f"/admin/indexes/{NEW}"
@@ -190,6 +197,46 @@ def test_what_fails_a_canary_is_served_by_none_also_not_by_one_begun_later(new: 
             until(lambda: [p.state for p in state(one).processes] == ["serving"] * 3)
     with serving(app_of(new)) as alone:  # a start of all serves what is active
         assert serves(alone) == first
+
+
+def test_a_loss_of_recall_never_leads_to_a_version_that_nobody_served(new: NewIndex) -> None:
+    first, second = new.versions
+    app = app_of(new)
+    with serving(app) as client:
+        new.arrive(active=first, canary=WRONG)
+        until(lambda: client.get(f"{ADMIN}/activation").status_code == 200)
+        ended(client, first, "failed")
+        assert activate(client, second, canary=[RIGHT]).status_code == 202
+        ended(client, second)
+        until(lambda: serves(client) == second)
+        assert state(client).previous == first
+        running: ServingState = app.state.hivlp
+        catalogue, watch = running.catalogue, FakeWatch({first: (1.0, 500), second: (0.5, 500)})
+        assert catalogue.source is not None
+        stager, settings = running.stager(NEW), ActivationSettings()
+        Regressions(stager, watch, catalogue, catalogue.source, settings, Metrics()).look(NEW)
+        assert (state(client).kind, state(client).snapshot) == ("activate", second)
+        assert serves(client) == second
+    assert new.store.history(NEW) == [first, second]
+
+
+def test_after_all_that_were_at_it_died_what_begins_next_serves_what_is_active(
+    new: NewIndex,
+) -> None:
+    first, _ = new.versions
+    new.arrive(active=first)
+    activations = Activations(new.store, NEW)
+    dead = activations.join(serves=True, new=True)
+    asked = activations.ask("activate", first, dead)
+    assert asked is not None
+    dead.report(asked.id, "staging")
+    os.close(dead._lock)
+    with serving(app_of(new)) as one, serving(app_of(new)) as two:
+        assert [serves(one), serves(two)] == [first, first]
+        last = activations.last()
+        assert last is not None
+        assert (last.request.id, last.active, last.reason) == (asked.id, False, GONE)
+        assert activations.pending() is None
 
 
 def test_when_the_one_that_asked_leaves_another_asks(

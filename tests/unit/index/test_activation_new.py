@@ -54,7 +54,7 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
 def test_one_that_has_not_found_the_index_yet_is_waited_for(scene: Scene) -> None:
     one = scene.join(NAMES[0])
     request = asked(scene.activations, scene.active, one)
-    assert (request.previous, request.moves) == (scene.active, False)
+    assert (request.previous, request.moves, request.served) == (scene.active, False, False)
     one.report(request.id, "staged")
     scene.activations.note_verified(request)
     scene.activations.settle()
@@ -125,6 +125,10 @@ def test_when_all_are_gone_it_was_not_taken_up(scene: Scene) -> None:
     assert (last.active, last.reason) == (False, GONE)
     assert scene.activations.taken_up(but="") is None
     command.leave()
+    later = scene.join(NAMES[0], new=False)  # begun beside nobody: it serves what is active
+    assert scene.activations.taken_up(but=NAMES[1]) is True
+    assert scene.activations.ask("activate", scene.active, later) is None
+    later.leave()
 
 
 def test_whoever_comes_later_serves_what_the_others_do_and_nothing_else(scene: Scene) -> None:
@@ -150,3 +154,44 @@ def test_whoever_comes_later_serves_what_the_others_do_and_nothing_else(scene: S
     scene.present[1].leave()
     two.leave()
     assert taken_up(but="") is None
+
+
+def test_how_it_ended_in_an_earlier_life_does_not_make_those_who_live_serve_it(
+    scene: Scene,
+) -> None:
+    one, two = scene.join(NAMES[0]), scene.join(NAMES[1])
+    request = asked(scene.activations, scene.active, one)
+    for member in (one, two):
+        member.report(request.id, "staged")
+    assert ended(scene.activations) == (True, "")
+    for member in (one, two):
+        member.begin()
+        die(member)
+    for present in scene.present:
+        os.close(present._lock)
+    assert scene.activations.taken_up(but="") is None
+    third, fourth = scene.join("9-three"), scene.join("10-four")  # both left it out
+    assert scene.activations.taken_up(but=third.name) is False
+    assert scene.activations.taken_up(but=fourth.name) is False
+    command = scene.activations.join(serves=False)
+    command.report(request.id, "staged")  # it serves nothing
+    assert scene.activations.taken_up(but=third.name) is False
+    for member in (third, fourth, command):
+        member.leave()
+
+
+def test_a_request_tells_whether_anybody_served_the_index_when_it_was_asked(
+    scene: Scene,
+) -> None:
+    one, two = scene.join(NAMES[0]), scene.join(NAMES[1])
+    first = scene.store.versions("default")[0]
+    begun = asked(scene.activations, first, one)
+    assert (begun.moves, begun.served) == (True, False)
+    scene.activations.drop(begun, "for this test")
+    two.begin()
+    assert asked(scene.activations, first, one).served
+    older = begun.model_dump()
+    del older["served"]  # of a version of this program that didn't tell
+    assert Request.model_validate(older).served
+    for member in (one, two):
+        member.leave()
