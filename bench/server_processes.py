@@ -15,7 +15,8 @@ from pathlib import Path
 
 READY_S = 900
 HERE = Path(__file__).parent
-UNCACHED = {"HIVLP_CACHE__MAX_BYTES": "0"}
+QUIET = {"HIVLP_LOG__SLOW_MS": "60000", "HIVLP_LOG__LEVEL": "warning"}
+UNCACHED = {**QUIET, "HIVLP_CACHE__MAX_BYTES": "0"}
 # Settings of our own server, by what is switched off.
 VARIANTS: dict[str, dict[str, str]] = {
     "hivlp": UNCACHED,
@@ -40,7 +41,7 @@ def server(
         *("--port", str(port), "--ef", str(options.plain_ef)),
         *(["--instant"] if name == INSTANT else []),
     ]
-    variables = VARIANTS.get(name, {} if name == CACHED else UNCACHED)
+    variables = VARIANTS.get(name, QUIET if name == CACHED else UNCACHED)
     environment = {**os.environ, **variables, **(more or {})}
     with subprocess.Popen(command, env=environment) as process:
         try:
