@@ -199,9 +199,17 @@ class Metrics:
         )
 
     def observe_spans(self, spans: Iterable[Span]) -> None:
-        """Count the stages of one computed search, and what overlapping them saved."""
+        """Count the stages of one computed search, and what overlapping them saved.
+
+        However often it waited, for a worker and for others of its batch, that is one wait.
+        """
         spans = tuple(spans)
+        waits = [span.duration_s for span in spans if span.name == "queue"]
+        if waits:
+            self.stage_duration.labels("queue", "").observe(sum(waits))
         for span in spans:
+            if span.name == "queue":
+                continue
             level = "" if span.level is None else str(span.level)
             self.stage_duration.labels(span.name, level).observe(span.duration_s)
             if span.name == "search" and span.candidates_out is not None:

@@ -262,11 +262,13 @@ class Pipeline:
 
     def _together(self, jobs: Sequence[Job[Any]], deliver: Deliver) -> None:
         """In a worker thread: encode several searches as one batch."""
-        now_s = time.perf_counter()
-        for job in jobs:
-            job.payload.setting.timeline.add("queue", job.submitted_s, now_s)
         asked = [job.payload for job in jobs]
-        for encoded in find_together(asked, lambda place, outcome: deliver(jobs[place], outcome)):
+        queued_s = [job.submitted_s for job in jobs]
+
+        def tell(place: int, outcome: Any) -> None:
+            deliver(jobs[place], outcome)
+
+        for encoded in find_together(asked, queued_s, tell):
             self._metrics.searching.batch_size.observe(encoded)
 
     def _drop(self, job: Job[Any]) -> bool:

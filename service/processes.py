@@ -84,7 +84,7 @@ class Processes:
         self._on_ready = on_ready
         self._spawn = multiprocessing.get_context("spawn")
         count = settings.processes
-        self._cores = SharedCores(self._spawn, count, count * settings.workers)
+        self._cores = SharedCores(self._spawn, count, settings.shared_cores)
         self._children: list[_Child] = []
         self._due: list[_Due] = []
         self._pauses = Pauses()

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -49,6 +49,8 @@ FOREIGN_VARIABLES = frozenset(
     {"HIVLP_REQUIRE", "HIVLP_KILL_ROUNDS", "HIVLP_FUZZ_ROUNDS", FILE_VARIABLE}
 )
 MIB = 1 << 20
+LEAST_HUNG_S = 5.0
+"""A process of a busy machine may give no sign for seconds, and the parent looks once a second."""
 
 
 class SettingsError(HivlpError):
@@ -67,7 +69,8 @@ class Limits(_Part):
     max_json_bytes: int = Field(default=MIB, ge=1024)
     # Bytes of all bodies that are here or on their way, without the small ones; beyond, 429.
     max_held_bytes: int = Field(default=256 * MIB, ge=1024)
-    # Bytes of all answers that clients have not read; beyond, who reads least is given up.
+    # Bytes of all answers that clients have not read; beyond, who has taken nothing for longest is
+    # given up.
     max_unread_bytes: int = Field(default=256 * MIB, ge=1024)
     # Values (numbers, texts, objects, lists) in the JSON of one body.
     max_body_values: int = Field(default=300_000, ge=100)
@@ -177,7 +180,8 @@ class Settings(BaseSettings):
     warm: bool = True
     # Processes that serve, each with everything loaded; files are mapped into memory once for all.
     processes: int = Field(default=1, ge=1, le=256)
-    # Seconds without a sign of one of several processes after which it is replaced; 0: for ever.
+    # Seconds without a sign of one of several processes after which it is replaced; 0: never. Or
+    # at least LEAST_HUNG_S.
     hung_s: float = Field(default=60.0, ge=0, le=86_400)
     # Seconds for which requests are still taken after SIGTERM, while /readyz says no.
     drain_s: float = Field(default=1.0, ge=0, le=600)
@@ -199,6 +203,13 @@ class Settings(BaseSettings):
     shadow: ShadowSettings = ShadowSettings()
     trace: TraceSettings = TraceSettings()
     jobs: JobSettings = JobSettings()
+
+    @field_validator("hung_s")
+    @classmethod
+    def _nothing_healthy_is_killed(cls, value: float) -> float:
+        if 0 < value < LEAST_HUNG_S:
+            raise ValueError(f"hung_s must be 0 (never) or at least {LEAST_HUNG_S:g} seconds")
+        return value
 
     @model_validator(mode="after")
     def _enough_are_remembered(self) -> Self:
@@ -244,6 +255,11 @@ class Settings(BaseSettings):
     def workers(self) -> int:
         """How many searches run at once in one process."""
         return self.threads.workers or self.cores
+
+    @property
+    def shared_cores(self) -> int:
+        """The cores that the workers of all processes can keep busy together."""
+        return min(self.processes * self.workers, available_threads())
 
 
 def is_loopback(host: str) -> bool:

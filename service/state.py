@@ -17,7 +17,7 @@ from hivlp.index.pictures import MAX_PICTURE_BYTES
 from hivlp.service.admission import Admission, Room
 from hivlp.service.cache.tiers import make_tiers
 from hivlp.service.changes import ItemWriter
-from hivlp.service.cores import Cores
+from hivlp.service.cores import Cores, OwnCores
 from hivlp.service.errors import NotReady, NotWritable, ReadOnly
 from hivlp.service.fetching import Fetcher
 from hivlp.service.jobs.builds import Builds
@@ -68,7 +68,7 @@ class ServingState:
 
     def __init__(self, settings: Settings, load: LoadCatalogue, cores: Cores | None = None) -> None:
         self.settings = settings
-        self._cores = cores
+        self._cores = cores or OwnCores(settings.shared_cores)
         self.started_s = time.monotonic()
         self.keys = Keyring.of(settings.keys)
         self.metrics = Metrics()

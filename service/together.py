@@ -4,9 +4,10 @@
 
 Encoding is what a batch makes cheaper; a scan or a walk is as dear for each. A search that is done
 answers at once and isn't waited for by the others; when all are done, the encoder stops. What is
-wrong with one (its picture, its filter, its plan) fails that one alone. If encoding fails, each is
-tried by itself. Texts of very different lengths are not padded to the longest: they are encoded in
-as many parts as are cheapest together (`lengths.py`), short ones first.
+wrong with one (its picture, its filter, its plan) fails that one alone. If encoding several fails,
+each is tried by itself. Texts of very different lengths are not padded to the longest: they are
+encoded in as many parts as are cheapest together (`lengths.py`), short ones first. What one waits
+for the others, until it is prepared and until its part begins, is time in the queue.
 """
 
 from __future__ import annotations
@@ -62,6 +63,7 @@ class _Running:
     asked: Asked
     prepared: EncoderBatch
     run: PlanRun
+    ready_s: float
     row: int = 0
 
     @property
@@ -75,9 +77,15 @@ class _Running:
         return 1 if ids is None else ids.shape[1]
 
 
-def find_together(asked: Sequence[Asked], tell: Tell) -> tuple[int, ...]:
-    """Answer each, or say why not. Returns how many were encoded together, part by part."""
-    begun = [_attempt(tell, place, partial(_begin, place, one)) for place, one in enumerate(asked)]
+def find_together(asked: Sequence[Asked], queued_s: Sequence[float], tell: Tell) -> tuple[int, ...]:
+    """Answer each, or say why not; `queued_s` is when each began to wait for a worker.
+
+    Returns how many were encoded together, part by part.
+    """
+    begun = [
+        _attempt(tell, place, partial(_begin, place, one, since_s))
+        for place, (one, since_s) in enumerate(zip(asked, queued_s, strict=True))
+    ]
     running = [one for one in begun if one is not None]
     parts = [[running[i] for i in part] for part in split([one.tokens for one in running])]
     sizes = tuple(len(part) for part in parts)
@@ -87,28 +95,35 @@ def find_together(asked: Sequence[Asked], tell: Tell) -> tuple[int, ...]:
 
 
 def _run_part(running: list[_Running], tell: Tell) -> None:
+    began_s, size = time.perf_counter(), len(running)
+    for one in running:
+        one.asked.setting.timeline.add("queue", one.ready_s, began_s)
     try:
         _run(running, _batch(running), tell)
     except BaseException as error:
+        if size == 1:
+            for one in running:
+                tell(one.place, error)
+            return
         # Not finite, or out of memory: whose fault it is shows one by one.
-        size = len(running)
         log.error("%d queries can't be encoded together, so each is alone: %s", size, error)
         for one in tuple(running):
             _attempt_alone(one, tell)
 
 
-def _begin(place: int, asked: Asked) -> _Running:
+def _begin(place: int, asked: Asked, queued_s: float) -> _Running:
     """Read, prepare and plan one search, in the order of one that is alone.
 
     A picture shrinks to what the encoder takes before the next one is decoded.
     """
     query, setting = _query(asked), asked.setting
+    setting.timeline.add("queue", queued_s, time.perf_counter())
     check_side(setting.searcher, asked.options.modality)
     encoder = setting.model.encoder(query.modality, query.param)
     with setting.timeline.measure("decode"):
         prepared = prepare(encoder, query.read(setting), query.param)
     run = plan_run(query, asked.options, setting, _opened(asked, prepared), busy=True)
-    return _Running(place, asked, prepared, run)
+    return _Running(place, asked, prepared, run, time.perf_counter())
 
 
 def _opened(asked: Asked, prepared: EncoderBatch) -> Opened:

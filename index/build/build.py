@@ -117,21 +117,21 @@ def _build_index(
     needs = BuildNeeds(name, store.folder(name), model, settings)
     expected = corpus.count()
     folding = Folding.begin(store, name, forget=settings.forget_changes)
+    if folding is not None and overlay is None:
+        overlay = folding.overlay(model.gallery_space, texts=corpus.is_untyped())
     with (
         EmbeddingCache(cache_folder / EMBEDDINGS, model.gallery_space, width) as cache,
         keeping_states(cache_folder, model, wanted=settings.store_states) as kept,
         ItemSpool(builds) as spool,
         store.stage(name),  # nothing is written there: whoever erases must see this build
     ):
-        needs.check_before_encoding(expected, cache, kept)
+        needs.check_before_encoding(_at_least(expected, overlay))
         with (
             FailureLog(failures_file) as failures,
             Progress(f"encode {name}", expected, quiet=settings.quiet) as progress,
         ):
             size, workers = settings.batch_size, settings.workers
             means = EncodeMeans(cache, spool, failures, size, workers, kept)
-            if folding is not None and overlay is None:
-                overlay = folding.overlay(model.gallery_space, texts=corpus.is_untyped())
             encoded = encode_corpus(corpus, model, means, progress, overlay)
         encoded.check_share(settings.max_failures, failures_file)
         _check_group(settings, encoded)
@@ -156,6 +156,11 @@ def _build_index(
         failures_file,
         tuple(draft.notes),
     )
+
+
+def _at_least(count: int | None, overlay: Overlay | None) -> int | None:
+    """How many items there are to encode at least; None where the corpus doesn't say its count."""
+    return count if count is None or overlay is None else overlay.at_least(count)
 
 
 def _find_how_to_search(

@@ -73,11 +73,6 @@ class NumberCache:
         """Of one entry's numbers."""
         return np.dtype(self.kind).itemsize * self._width
 
-    @property
-    def size_bytes(self) -> int:
-        """Of the file, with all that is in it."""
-        return self.path.stat().st_size
-
     def missing(self, keys: Sequence[bytes]) -> list[bytes]:
         """Those keys that are not there, in order, each once."""
         there: set[bytes] = set()

@@ -28,6 +28,7 @@ from hivlp.index.build.spool import EncodedItem, ItemSpool
 from hivlp.index.build.states import KeptStates
 from hivlp.index.errors import BuildError, CorpusError
 from hivlp.index.pictures import MAX_PICTURE_BYTES, read_picture
+from hivlp.index.snapshot.room import check_room
 from hivlp.models.encoder import EncoderBatch
 from hivlp.models.errors import ImageError, TextError
 from hivlp.models.levels import EarlyOutput, Modality
@@ -119,7 +120,9 @@ def encode_corpus(
     progress: Progress,
     overlay: Overlay | None = None,
 ) -> Encoded:
-    """Encode whatever the cache lacks. Raises CorpusError, BuildError."""
+    """Encode whatever the cache lacks. Raises CorpusError, BuildError (NoRoom where the disk has
+    too little for what is to be cached).
+    """
     job = _Job(corpus, model, means)
     found = iter(corpus) if overlay is None else overlay.over(corpus)
     with ThreadPoolExecutor(means.workers, thread_name_prefix="hivlp-read") as pool:
@@ -183,7 +186,7 @@ class _Queue(Generic[Waiting]):
         if not np.isfinite(vectors).all():
             bad = np.flatnonzero(~np.isfinite(vectors).all(axis=1)).tolist()
             raise BuildError(f"the encoder answered NaN or Inf for rows {bad} of a batch")
-        self._cache.put(self._waiting, vectors)
+        _put(self._cache, list(self._waiting), vectors)
         self.encoded += len(self._waiting)
         self._waiting.clear()
 
@@ -250,7 +253,7 @@ class _Job:
         for side, given in item.vectors.items():
             rows = np.atleast_2d(given)
             keys[side] = tuple(content_key(side, b"own\0" + row.tobytes()) for row in rows)
-            self._cache.put(keys[side], rows)
+            _put(self._cache, keys[side], rows)
         image = keys.get("image", (None,))[0]
         texts = item.captions if "text" in keys else ()
         metadata = item.metadata
@@ -337,6 +340,14 @@ class _Job:
             return self._model.image.prepare([decode_image(content, LIMITS)])
         except ImageError as error:
             return BadItem(item.image or item.place or item.id, item.id, error.message)
+
+
+def _put(cache: NumberCache, keys: Sequence[bytes], numbers: npt.NDArray[np.floating]) -> None:
+    """Into the cache, but for the room that is to stay free. Raises NoRoom, BuildError."""
+    folder = cache.path.parent
+    what = f"{len(keys)} more in the cache of {folder.name}"
+    check_room({folder: cache.row_bytes * len(keys)}, what)
+    cache.put(keys, numbers)
 
 
 def _joined(

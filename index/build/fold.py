@@ -181,12 +181,21 @@ class Folding:
         `texts`: all values of the corpus's metadata are texts, as in CSV, so that those of the
         items added must be too.
         """
-        latest = {item_id for segment in self.taken_in for item_id in segment.ids}
+        latest: dict[str, bool] = {}  # whether it is an item, which comes after the corpus
+        for segment in self.taken_in:
+            numbers = segment.table.column("sequence").to_pylist()
+            for item_id, number, gone in zip(segment.ids, numbers, segment.deleted, strict=True):
+                latest[item_id] = not (gone or is_erased(item_id, number, self.erased))
 
         def hides(item_id: str) -> bool:
             return item_id in latest or (bool(self.erased) and short_hash(item_id) in self.erased)
 
-        return Overlay(hides, self._items(gallery_space, texts))
+        return Overlay(
+            hides,
+            self._items(gallery_space, texts),
+            hidden=len(latest) + len(self.erased),
+            added=sum(latest.values()),
+        )
 
     def finish(
         self, folder: Path, version: str, types: Mapping[str, Any], encode: Encode

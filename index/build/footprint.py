@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from hivlp.index.backends.choose import codec_for
 from hivlp.index.build.assemble import BuiltSide, maskable_beside
-from hivlp.index.build.wishes import Wishes
+from hivlp.index.build.wishes import FEW_ROWS, Wishes
 from hivlp.index.level_index import Codec, Family, RowsType
 from hivlp.models.levels import GalleryKind
 
@@ -48,20 +48,27 @@ class SideShape:
     def level_bytes(
         self, family: Family, level1: Codec, maskable: Codec | None, *, materialise: bool
     ) -> int:
-        """Bytes of everything that a search may touch: rows, norms, codes and links.
+        """Bytes of everything that a search may touch: rows, norms, codes and links."""
+        nested = self.gallery == "nested"
+        numbers = self.number_bytes * (self.dims[-1] if nested else sum(self.dims))
+        norms = 4 * (len(self.dims) - 1) if nested else 0
+        index = self.index_bytes(family, level1, maskable, materialise=materialise)
+        return self.rows * (numbers + norms) + index
+
+    def index_bytes(
+        self, family: Family, level1: Codec, maskable: Codec | None, *, materialise: bool
+    ) -> int:
+        """Bytes of codes and links.
 
         Levels that are kept as FAISS indexes besides (`materialise`, and each level of a per_exit
         gallery) are flat, 4 bytes a number, whatever the rows are kept as.
         """
-        nested = self.gallery == "nested"
-        numbers = self.number_bytes * (self.dims[-1] if nested else sum(self.dims))
-        norms = 4 * (len(self.dims) - 1) if nested else 0
         codes = code_bytes(level1, self.dims[0])
         codes += 0 if maskable is None else code_bytes(maskable, self.dims[0])
-        if materialise or not nested:
+        if materialise or self.gallery != "nested":
             codes += 4 * sum(self.dims[1:])
         links = 2 * GRAPH_BYTES if family == "graph" else 0
-        return self.rows * (numbers + norms + codes + links)
+        return self.rows * (codes + links)
 
     def file_bytes(self, wishes: Wishes, *, materialise: bool) -> tuple[int, int]:
         """Bytes of the side's files: the least and the most that a build may choose."""
@@ -72,6 +79,14 @@ class SideShape:
             sizes.append(self.level_bytes(family, codec, maskable, materialise=materialise))
         rest = ROW_BYTES * self.rows
         return min(sizes) + rest, max(sizes) + rest
+
+    def sure_bytes(self, wishes: Wishes, *, materialise: bool) -> int:
+        """Bytes of the files of so many rows or more, on one side or two: as of many rows, which
+        may get smaller codes than few.
+        """
+        many = replace(self, rows=max(self.rows, FEW_ROWS + 1))
+        least, _ = many.file_bytes(wishes, materialise=materialise)
+        return least * self.rows // many.rows
 
 
 def code_bytes(codec: Codec, dim: int) -> int:

@@ -1,30 +1,25 @@
 """What a build or an import is going to write, and whether the disk has room for it.
 
-A build asks twice: before it encodes, with the least that is known of its corpus by then, and
-before it writes, with every row and every item's columns counted. Codes and graphs count as the
-largest that may be chosen.
+A build asks before it encodes, and an import before it reads, for what is sure to be written and
+nothing else: one row for each item that can't be missing, with the smallest codes. A build asks
+again before it writes, with every row and every item's columns counted, and codes and graphs as the
+largest that may be chosen; an import once it has chosen them. What caches get is asked for batch by
+batch as it is written (`encode.py`): equal contents are there once, so nobody knows how much it is.
 """
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
-from typing import Any
 
-import pyarrow as pa
-
-from hivlp.index.build.embeddings import NumberCache
 from hivlp.index.build.footprint import ITEM_BYTES, SideShape
 from hivlp.index.build.model import Model
 from hivlp.index.build.record import BuildSettings
 from hivlp.index.build.spool import ItemSpool
 from hivlp.index.build.states import KeptStates
 from hivlp.index.build.wishes import Wishes
+from hivlp.index.snapshot.manifest import OptionRecord
 from hivlp.index.snapshot.room import check_room
-
-TEXT_BYTES = 32
-"""Of a text in a column of which nothing else is known."""
-CODED_BYTES = 16
-"""A value's place in its column's codes and lists, and an offset."""
 
 
 class BuildNeeds:
@@ -36,49 +31,51 @@ class BuildNeeds:
         self._gallery = model.gallery
         self._settings = settings
 
-    def check_before_encoding(
-        self, items: int | None, cache: NumberCache, kept: KeptStates | None
-    ) -> None:
-        """An item has one row at least, and what no cache holds yet goes there, too.
+    def check_before_encoding(self, items: int | None) -> None:
+        """An item has one row at least, of a picture or of a text. Raises NoRoom.
 
-        Raises NoRoom. `items` is how many the corpus says that it has (None: it doesn't say).
+        `items` is how many there are at least (None: nobody knows).
         """
-        sure = round((items or 0) * (1 - self._settings.max_failures))
-        if not sure:
-            return
-        least, _ = self._side(sure)
-        states = 0 if kept is None else kept.row_bytes * sure
-        needs = {self._folder: least + ITEM_BYTES * sure + states}
-        for one in [cache] if kept is None else [cache, kept.cache]:
-            needs[one.path.parent] = max(0, one.row_bytes * sure - one.size_bytes)
-        check_room(needs, f"index {self._name!r}, {items} items")
+        sure = sure_rows(items or 0, self._settings.max_failures)
+        need = ITEM_BYTES * sure
+        need += self._shape(sure).sure_bytes(
+            self._settings.wishes, materialise=self._settings.materialise
+        )
+        check_room({self._folder: need}, f"index {self._name!r}, at least {items} items")
 
     def check_before_writing(self, items: ItemSpool, kept: KeptStates | None) -> None:
         """Everything but what filters' lists take is counted. Raises NoRoom."""
         rows = {"image": items.pictures, "text": items.texts}
         need = ITEM_BYTES * len(items) + items.table_bytes
-        need += sum(self._side(count)[1] for count in rows.values() if count)
+        need += sum(self._most_bytes(count) for count in rows.values() if count)
         need += 0 if kept is None else kept.row_bytes * items.pictures
         said = " and ".join(f"{count} {side} rows" for side, count in rows.items() if count)
         check_room({self._folder: need}, f"index {self._name!r}, {said}")
 
-    def _side(self, rows: int) -> tuple[int, int]:
+    def _most_bytes(self, rows: int) -> int:
         settings = self._settings
-        shape = SideShape.planned(rows, self._dims, self._gallery, settings.rows_type)
-        return shape.file_bytes(settings.wishes, materialise=settings.materialise)
+        sizes = self._shape(rows).file_bytes(settings.wishes, materialise=settings.materialise)
+        return sizes[1]
+
+    def _shape(self, rows: int) -> SideShape:
+        return SideShape.planned(rows, self._dims, self._gallery, self._settings.rows_type)
 
 
-def check_before_importing(
-    name: str, folder: Path, shape: SideShape, wishes: Wishes, schema: Any
-) -> None:
-    """Of vectors that are imported as items of a table's `schema`. Raises NoRoom."""
-    _, most = shape.file_bytes(wishes, materialise=False)
-    each = ITEM_BYTES + sum(map(_value_bytes, schema.types))
-    what = f"index {name!r}, {shape.rows} vectors of {shape.dims[-1]} numbers"
-    check_room({folder: most + shape.rows * each}, what)
+def check_before_importing(name: str, folder: Path, shape: SideShape, wishes: Wishes) -> None:
+    """Of vectors of which `shape.rows` are sure to become items. Raises NoRoom."""
+    need = ITEM_BYTES * shape.rows + shape.sure_bytes(wishes, materialise=False)
+    what = f"index {name!r}, at least {shape.rows} vectors of {shape.dims[-1]} numbers"
+    check_room({folder: need}, what)
 
 
-def _value_bytes(kind: Any) -> int:
-    """About what a value takes, as it is and coded for filters."""
-    known = pa.types.is_primitive(kind)
-    return (kind.bit_width // 8 if known else TEXT_BYTES) + CODED_BYTES
+def check_before_indexing(name: str, folder: Path, shape: SideShape, taken: OptionRecord) -> None:
+    """Of an import whose rows and items are written: its codes and graphs. Raises NoRoom."""
+    need = shape.index_bytes(taken.family, taken.level1, taken.maskable, materialise=False)
+    what = f"index {name!r}, {taken.level1} codes of {shape.rows} vectors"
+    what += " and their graphs" if taken.family == "graph" else ""
+    check_room({folder: need}, what)
+
+
+def sure_rows(count: int, max_failures: float) -> int:
+    """How many of `count` must be good, or so many failed that nothing is written."""
+    return max(0, math.floor(count * (1 - max_failures)))

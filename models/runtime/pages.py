@@ -1,4 +1,4 @@
-"""Weights and graphs in 2 MiB pages: what is in memory anyway, read with fewer address look-ups.
+"""Weights, and what FAISS copies, in 2 MiB pages: read with fewer address look-ups.
 
     log.info(use_large_pages().to_text())
 

@@ -26,7 +26,7 @@ from hivlp.index.build.directions import Direction
 from hivlp.index.build.fold import ByTurning, Folding, Made, publish_folded
 from hivlp.index.build.footprint import SideShape
 from hivlp.index.build.measure import StagedSide, shortfalls
-from hivlp.index.build.needs import check_before_importing
+from hivlp.index.build.needs import check_before_importing, check_before_indexing, sure_rows
 from hivlp.index.build.queries import QuerySet
 from hivlp.index.build.served import useless_graph, without_graph
 from hivlp.index.build.vectors.queries import check_queries, read_queries, vector_queries
@@ -113,16 +113,17 @@ def _import(
     failures_file = store.home / "cache" / "builds" / f"{name}.failures.jsonl"
     dims = level_dims(settings.dims, source.dim)
     _check_given(settings, source)
-    shape = SideShape.planned(source.count, dims, "nested", settings.rows_type)
-    check_before_importing(name, store.folder(name), shape, settings.wishes, source.schema)
+    folding = Folding.begin(store, name, beside=True, forget=settings.forget_changes)
+    erased = frozenset(folding.erased if folding else ())
+    sure = sure_rows(source.count - len(erased), settings.max_failures)
+    shape = SideShape.planned(sure, dims, "nested", settings.rows_type)
+    check_before_importing(name, store.folder(name), shape, settings.wishes)
     phases = Phases()
     with phases("fit rotation"):
         rotation = fit_rotation(source.sample(SAMPLED), source.dim, rotate=settings.rotate)
-    folding = Folding.begin(store, name, beside=True, forget=settings.forget_changes)
     specs = tuple(LevelSpec(level, level, dim) for level, dim in enumerate(dims, start=1))
     with store.stage(name) as staging:
         with phases("read, rotate, write"):
-            erased = frozenset(folding.erased if folding else ())
             streamed = _stream(staging, source, rotation, dims, settings, failures_file, erased)
         _check_share(streamed, settings.max_failures, failures_file)
         draft = _draft(staging, source, rotation, specs, streamed, settings)
@@ -246,8 +247,9 @@ def _choose(draft: Draft, settings: ImportSettings) -> None:
 
 
 def _write_levels(draft: Draft, settings: ImportSettings) -> None:
-    """Level 1's codes, and graphs where that family was chosen."""
+    """Level 1's codes, and graphs where that family was chosen. Raises NoRoom."""
     folder, built, taken = draft.staging.path, draft.built, draft.taken
+    check_before_indexing(draft.staging.index, folder, SideShape.of(built, "nested"), taken)
     write_faiss(folder, built, (1,), taken.level1, taken.maskable)
     if taken.family == "graph":
         total = built.size * len(graph_levels(built))

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from hivlp.index.build.footprint import SideShape
-from hivlp.index.build.wishes import Wishes
+from hivlp.index.build.needs import sure_rows
+from hivlp.index.build.wishes import FEW_ROWS, Wishes
 from hivlp.index.errors import NoRoom
 from hivlp.index.snapshot import room
 from hivlp.index.snapshot.room import KEPT_BYTES, KEPT_SHARE, check_room, free_bytes, kept_bytes
@@ -100,3 +101,22 @@ def test_few_rows_are_counted_flat() -> None:
     every_level, codes = 2 * (128 + 300 + 768), 4 * (128 + 300 + 768)
     flat = 20_000 * (every_level + codes + 8)
     assert shape.file_bytes(Wishes(), materialise=False) == (flat, flat)
+
+
+@pytest.mark.parametrize("wishes", [Wishes(), Wishes(level1="pq64x4fs"), Wishes(family="graph")])
+@pytest.mark.parametrize("rows", [10, 999, FEW_ROWS, FEW_ROWS + 1, 100_000])
+def test_more_rows_never_take_less_than_what_is_sure_of_fewer(rows: int, wishes: Wishes) -> None:
+    dims = (128, 300, 768)
+
+    def least(count: int) -> int:
+        shape = SideShape.planned(count, dims, "nested", "fp16")
+        return shape.file_bytes(wishes, materialise=False)[0]
+
+    sure = SideShape.planned(rows, dims, "nested", "fp16").sure_bytes(wishes, materialise=False)
+    assert sure <= min(least(rows + more) for more in (0, 1, 1_000, 20_000))
+    assert sure <= least(rows // 2) + least(rows - rows // 2)  # pictures and texts
+    assert sure >= 0.7 * min(least(rows), least(rows + 1_000))
+
+
+def test_nothing_of_few_items_is_sure_where_so_many_may_fail() -> None:
+    assert [sure_rows(count, 0.05) for count in (0, 1, 100, -3)] == [0, 0, 95, 0]

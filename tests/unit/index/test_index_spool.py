@@ -130,3 +130,14 @@ def test_an_overlay_hides_items_and_adds_others_at_the_end() -> None:
     found = list(Overlay(lambda item_id: item_id in ("a", "b"), [new]).over(corpus))
     assert found == [nameless, Item("c"), new]
     assert list(Overlay(lambda item_id: False).over(corpus)) == list(corpus)
+
+
+@pytest.mark.parametrize(
+    ("hidden", "added", "count", "least"),
+    [(0, 0, 100, 100), (3, 2, 100, 99), (3, 2, 2, 2), (None, 2, 100, 2)],
+)
+def test_an_overlay_says_how_many_items_there_are_at_least(
+    hidden: int | None, added: int, count: int, least: int
+) -> None:
+    overlay = Overlay(lambda item_id: False, hidden=hidden, added=added)
+    assert overlay.at_least(count) == least

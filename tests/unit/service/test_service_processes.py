@@ -39,6 +39,19 @@ def test_a_process_that_is_sent_the_socket_knows_that_it_speaks_tcp() -> None:
     assert bound.proto == socket.IPPROTO_TCP
 
 
+def test_more_processes_than_cores_have_no_more_cores_to_spare(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hivlp.service.settings.available_threads", lambda: 2)
+    monkeypatch.setattr(processes.shared_metrics, "join", lambda *_: None)
+    with listening("127.0.0.1", 0) as bound:
+        cores = Processes(Settings(processes=4), bound, tmp_path, lambda: None)._cores
+    cores.tell(0, 1)
+    assert cores.free()
+    cores.tell(3, 1)
+    assert not cores.free()
+
+
 def end_late(link: Connection[None, bool], late_s: float) -> None:
     """In a process begun by spawn: heed a signal to end so much later."""
 

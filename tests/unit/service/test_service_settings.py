@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hivlp.service.settings import Settings, SettingsError, load_settings
+from hivlp.service.settings import Settings, SettingsError, Threads, load_settings
 
 
 @pytest.fixture(autouse=True)
@@ -57,6 +57,8 @@ def test_what_is_given_wins_over_the_environment_and_that_over_the_file(
         ("HIVLP_LIMITS__MAX_CHANGE_BYTES", "2048", "must be at least max_body_bytes"),
         ("HIVLP_LIMITS__BODY_TIMEOUT_S", "0", "setting limits.body_timeout_s"),
         ("HIVLP_CHANGES__WAIT_S", "0", "setting changes.wait_s"),
+        ("HIVLP_HUNG_S", "4.9", "hung_s must be 0 (never) or at least 5 seconds"),
+        ("HIVLP_HUNG_S", "-1", "setting hung_s"),
         ("HIVLP_CHANGES__KEEP_VERSIONS", "-1", "setting changes.keep_versions"),
         ("HIVLP_SETTINGS_FILE", "/nowhere.toml", "no file at /nowhere.toml"),
     ],
@@ -84,3 +86,20 @@ def test_an_unknown_key_in_the_file_is_an_error(
 def test_settings_do_not_change() -> None:
     with pytest.raises(ValueError, match="frozen"):
         Settings().port = 1  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("seconds", [0, 5])
+def test_a_hung_process_is_never_killed_or_after_seconds_enough(seconds: float) -> None:
+    assert load_settings(hung_s=seconds).hung_s == seconds
+
+
+@pytest.mark.parametrize(
+    ("processes", "workers", "shared"),
+    [(1, None, 2), (1, 1, 1), (1, 8, 2), (2, None, 2), (4, None, 2), (4, 3, 2)],
+)
+def test_workers_share_no_more_cores_than_there_are(
+    monkeypatch: pytest.MonkeyPatch, processes: int, workers: int | None, shared: int
+) -> None:
+    monkeypatch.setattr("hivlp.service.settings.available_threads", lambda: 2)
+    settings = Settings(processes=processes, threads=Threads(workers=workers))
+    assert settings.shared_cores == shared

@@ -15,7 +15,11 @@ import pytest
 from hivlp.models.errors import ArtifactError
 from hivlp.models.levels import EarlyOutput
 from hivlp.service.app import create_app
-from hivlp.service.settings import BatchSettings, CacheSettings, Settings, Threads
+from hivlp.service.queries import Setting, TextQuery
+from hivlp.service.schemas import SearchOptions
+from hivlp.service.settings import BatchSettings, CacheSettings, Limits, Settings, Threads
+from hivlp.service.timeline import Timeline
+from hivlp.service.together import Asked, find_together
 from tests.unit.service.fakes_service import NAMES, World
 from tests.unit.service.pictures_service import picture
 from tests.unit.service.serving_app import serving
@@ -79,6 +83,9 @@ def queueing(world: World, pool: ThreadPoolExecutor, settings: Settings = ONE) -
             queue.release()
 
 
+LONG_TEXT = "blue " + "and so on " * 20
+
+
 def results(asked: list[Future[httpx.Response]]) -> list[dict[str, Any]]:
     return [one.result(WAIT_S).json() for one in asked]
 
@@ -113,7 +120,7 @@ def test_answers_are_the_same_alone_and_together(world: World, pool: ThreadPoolE
 def test_a_long_text_is_not_what_short_ones_are_padded_to(
     world: World, pool: ThreadPoolExecutor
 ) -> None:
-    texts = ["red", "blue " + "and so on " * 20, "green", "white"]
+    texts = ["red", LONG_TEXT, "green", "white"]
     bodies: list[dict[str, Any]] = [{"query": text, "plan": "funnel"} for text in texts]
     with queueing(world, pool) as queue:
         asked = queue.ask(*bodies)
@@ -121,8 +128,62 @@ def test_a_long_text_is_not_what_short_ones_are_padded_to(
         together = results(asked)
         assert metric(queue.client, "hivlp_batch_size_count") == 1 + 2
         assert metric(queue.client, "hivlp_batch_size_sum") == 1 + len(texts)
+        waits = 'hivlp_stage_duration_seconds_count{level="",stage="queue"}'
+        assert metric(queue.client, waits) == 1 + len(texts)  # one of each search
         alone = [queue.client.post("/search/text", json=body).json() for body in bodies]
     assert [plain(one) for one in together] == [plain(one) for one in alone]
+
+
+def searched_together(world: World, *texts: str) -> tuple[list[Timeline], dict[int, Any]]:
+    """The timelines of texts that one worker took together, and what came of them."""
+    served = world.live.served
+    timelines = [Timeline() for _ in texts]
+    asked = [
+        Asked(
+            TextQuery(text),
+            SearchOptions(plan="funnel"),
+            Setting(served.searcher, served.model, "image", Limits(), timeline),
+        )
+        for text, timeline in zip(texts, timelines, strict=True)
+    ]
+    told: dict[int, Any] = {}
+    find_together(asked, [timeline.origin for timeline in timelines], told.__setitem__)
+    return timelines, told
+
+
+def test_what_a_text_waits_for_the_others_is_time_in_the_queue(world: World) -> None:
+    (short, long), told = searched_together(world, "red", LONG_TEXT)
+    assert told[0]["hits"][0]["id"] == "red"
+    for timeline in (short, long):
+        waited, again = (span for span in timeline.spans if span.name == "queue")
+        (prepared,) = (span for span in timeline.spans if span.name == "decode")
+        encoded = min(span.start_s for span in timeline.spans if span.name == "encode")
+        assert waited.start_s == timeline.origin
+        assert waited.end_s <= prepared.start_s <= prepared.end_s <= again.start_s
+        assert again.end_s <= encoded
+    _, behind = (span for span in long.spans if span.name == "queue")
+    done = [span for span in short.spans if span.name in ("encode", "search", "metadata")]
+    assert {span.name for span in done} == {"encode", "search", "metadata"}
+    assert all(behind.start_s <= span.start_s <= span.end_s <= behind.end_s for span in done)
+
+
+def test_a_text_that_fails_in_a_part_of_its_own_is_told_why_and_not_tried_again(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    encode, passes = world.text.encode, []
+
+    def spoilt(batch: Any) -> Iterator[EarlyOutput]:
+        passes.append(batch.size)
+        if batch.size == 1:
+            raise ArtifactError(Path("artifact"), "not finite")
+        yield from encode(batch)
+
+    world.text.encode = spoilt  # type: ignore[method-assign]
+    _, told = searched_together(world, "red", LONG_TEXT, "green")
+    assert [told[place]["hits"][0]["id"] for place in (0, 2)] == ["red", "green"]
+    assert isinstance(told[1], ArtifactError)
+    assert passes == [2, 1]
+    assert "can't be encoded together" not in caplog.text
 
 
 def test_each_of_a_batch_tells_its_own_stages(world: World, pool: ThreadPoolExecutor) -> None:
@@ -135,7 +196,7 @@ def test_each_of_a_batch_tells_its_own_stages(world: World, pool: ThreadPoolExec
     assert [one for one in stages if one[0] == "search"] == [("search", 1), ("search", 3)]
     # What needs no third level is answered before there is one.
     assert ("encode", 3) not in [(one["name"], one["level"]) for one in capped["stages"]]
-    assert "queue" in {one["name"] for one in capped["stages"]}
+    assert [one["name"] for one in capped["stages"]].count("queue") == 2
 
 
 def test_what_is_wrong_with_one_harms_no_other(world: World, pool: ThreadPoolExecutor) -> None:
@@ -220,6 +281,16 @@ def test_pictures_are_encoded_together_and_a_broken_one_fails_alone(
         well, ill = (one.result(WAIT_S) for one in asked)
     assert (well.status_code, well.json()["hits"][0]["id"]) == (200, "red")
     assert (ill.status_code, ill.json()["error"]["code"]) == (422, "broken_image")
+
+
+def test_more_workers_than_cores_have_no_core_to_spare(
+    world: World, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hivlp.service.settings.available_threads", lambda: 2)
+    three = ONE.model_copy(update={"threads": Threads(workers=3)})
+    with queueing(world, pool, three) as queue:
+        busy = queue.client.post("/search/text", json={"query": "red"}).json()
+    assert busy["plan"] == "funnel"  # the two that are at work have a core each
 
 
 def test_auto_is_a_cascade_while_a_core_is_free_and_a_funnel_when_not(
