@@ -38,6 +38,7 @@ from timed_encoder import picture_of
 from timed_home import MEASURED_WITH, NAME, QUERIES, SHADES, Given, K, make_home
 
 BODY: dict[str, Any] = {"k": K, "index": NAME}
+HALF = {"field": "shade", "range": {"lt": SHADES // 2}}
 ANSWERS = QUERIES - MEASURED_WITH
 PICTURES = 64
 Make = Callable[[int], Request]
@@ -127,8 +128,8 @@ def shapes(options: argparse.Namespace) -> dict[str, Any]:
         asked: dict[str, tuple[int, Make]] = {
             "text": (port, texts("hivlp")),
             "text, early exit": (port, texts("hivlp", early_exit=True)),
-            "text, 1 % by a filter": (port, texts("hivlp", filter={"shade": 7})),
-            "text, half by a filter": (port, texts("hivlp", filter={"shade": {"lt": SHADES // 2}})),
+            "text, 1 % by a filter": (port, texts("hivlp", filter={"field": "shade", "eq": 7})),
+            "text, half by a filter": (port, texts("hivlp", filter=HALF)),
             "batch of 8": (port, batches),
             "cache hit": (kept, lambda _: texts("hivlp")(0)),
             "picture": (port, pictures("hivlp")),
@@ -181,9 +182,9 @@ def overload(options: argparse.Namespace) -> dict[str, Any]:
     found: dict[str, Any] = {"rows": options.rows, "rounds": []}
     found["max_wait_ms"] = options.max_wait_ms
     more = {} if options.max_wait_ms is None else {"HIVLP_LIMITS__MAX_WAIT_MS": options.max_wait_ms}
-    with ExitStack() as held:
-        port = held.enter_context(server("hivlp", options, more))
+    with server("hivlp", options) as port:
         _, capacity = run_closed(port, texts("hivlp"), 64, 2 * options.seconds)
+    with server("hivlp", options, more) as port:
         for number in range(options.rounds):
             one: dict[str, Any] = {"capacity": capacity}
             for name, share in (("steady", 0.7), ("full", 0.95), ("three times", 3.0)):
