@@ -58,7 +58,7 @@ def redis(redis_path: str) -> Iterator[RedisServer]:
 
 def begin(client: Client, place: Place) -> str:
     """A build of many texts, some of which are encoded."""
-    build = client.start_build(place.texts, index="many", artifact="tiny", batch_size=1)
+    build = client.start_build(place.texts, index="many", artifact="tiny", batch_size=8)
     wait_for(client, build.id, midway)
     return build.id
 
@@ -123,7 +123,7 @@ def test_a_full_disk_is_the_reason_as_soon_as_there_is_room_to_write_it(
                 client.start_build(place.texts, index="many", artifact="tiny")
             assert caught.value.code == "not_writable"
             filler.unlink()
-            build = client.start_build(place.texts, index="many", artifact="tiny", batch_size=1)
+            build = client.start_build(place.texts, index="many", artifact="tiny", batch_size=8)
             wait_for(client, build.id, midway)
             fill(filler)
             gone(place.processes_of_builds)
