@@ -70,6 +70,11 @@ class _Worker:
         )
         self.thread.start()
 
+    def left_s(self, job_s: float, now_s: float) -> float:
+        """What is left of the jobs it has, where each takes `job_s`; 0 once that is over."""
+        since_s = self.busy_since_s
+        return 0.0 if since_s is None else max(0.0, len(self.taken) * job_s - (now_s - since_s))
+
 
 class MicroBatcher:
     """Takes jobs on one event loop and runs them in `workers` threads.
@@ -143,8 +148,15 @@ class MicroBatcher:
         return True
 
     def expected_wait_s(self) -> float:
-        """How long a job that came now would wait for a worker, by what jobs took lately."""
-        return len(self._waiting) * self._job_s / self._wanted
+        """How long a job that came now would wait for a worker, by what jobs took lately: for those
+        that wait, and for what is left of those that run.
+        """
+        workers = tuple(self._workers)
+        if not self._waiting and any(worker.busy_since_s is None for worker in workers):
+            return 0.0
+        now = time.perf_counter()
+        left_s = sum(worker.left_s(self._job_s, now) for worker in workers)
+        return (len(self._waiting) * self._job_s + left_s) / self._wanted
 
     def sick(self) -> str | None:
         """What is wrong with the workers, in words; None where nothing is."""

@@ -348,7 +348,7 @@ def test_a_job_is_told_whether_a_core_is_spare(workers: int, expected: list[bool
     with_batcher(use, workers=workers)
 
 
-def test_the_wait_that_is_expected_is_what_the_queue_will_take() -> None:
+def test_the_wait_that_is_expected_is_for_what_queues_and_for_what_is_left_of_what_runs() -> None:
     async def use(pool: MicroBatcher, held: threading.Event) -> None:
         assert pool.expected_wait_s() == 0
         held.set()
@@ -356,11 +356,16 @@ def test_the_wait_that_is_expected_is_what_the_queue_will_take() -> None:
         await until(lambda: pool._job_s > 0)
         held_again = threading.Event()
         blockers = [pool.submit(lambda _: held_again.wait(WAIT_S)) for _ in range(2)]
-        await until(lambda: len(pool._waiting) == 0)
+        await until(lambda: all(worker.busy_since_s for worker in pool._workers))
+        await until(lambda: pool.expected_wait_s() == 0)  # by what is known both should be over
         jobs = [pool.submit(alone) for _ in range(6)]
         assert pool.expected_wait_s() == 6 * pool._job_s / 2
+        worker = next(iter(pool._workers))
+        since_s = worker.busy_since_s
+        assert since_s is not None
+        assert (worker.left_s(30.0, since_s), worker.left_s(30.0, since_s + 40)) == (30.0, 0.0)
         held_again.set()
         await asyncio.gather(*(job.future for job in (*blockers, *jobs)))
-        assert pool.expected_wait_s() == 0
+        await until(lambda: pool.expected_wait_s() == 0)
 
     with_batcher(use, workers=2)
