@@ -53,8 +53,8 @@ class NoRoom(BuildError):
         self, what: str, folder: Path, *, need_bytes: int, free_bytes: int, kept_bytes: int
     ) -> None:
         super().__init__(
-            f"{what}: needs {_mib(need_bytes)} on the disk of {folder}, which has "
-            f"{_mib(free_bytes)} free, of which {_mib(kept_bytes)} are to stay free; "
+            f"{what}: needs {_size(need_bytes)} on the disk of {folder}, which has "
+            f"{_size(free_bytes)} free, of which {_size(kept_bytes)} are to stay free; "
             "`hivlp snapshots gc` removes versions that nobody needs"
         )
         self.folder = folder
@@ -63,8 +63,8 @@ class NoRoom(BuildError):
         self.kept_bytes = kept_bytes
 
 
-def _mib(size: int) -> str:
-    return f"{size / 2**20:.1f} MiB"
+def _size(size: int) -> str:
+    return f"{size / 2**20:.1f} MiB" if size >= 2**20 else f"{-(-size // 2**10)} KiB"
 
 
 class PlanError(InputError):

@@ -167,7 +167,7 @@ def test_a_disk_without_room_is_told_before_anything_is_written(
     store = store_of(root)
     before = (store.versions(NAME), store.history(NAME))
     remount(small_disk, f"size={used(small_disk) + (1 << 20)}")
-    with pytest.raises(NoRoom, match=r"needs .* MiB on the disk of .*, which has .* MiB free"):
+    with pytest.raises(NoRoom, match=r"needs .* on the disk of .*, which has .* free"):
         OPERATIONS[name].run(root)
     remount(small_disk, f"size={64 << 20}")
     check(root, before)
