@@ -11,7 +11,6 @@ budget is left to the disk: level 1's codes, the graphs and the norms come first
 
 from __future__ import annotations
 
-import ctypes
 import os
 import time
 from collections.abc import Iterable, Iterator
@@ -19,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hivlp.index.snapshot.snapshot import Snapshot
+from hivlp.models.runtime.pages import advise
 from hivlp.models.stopping import go_on
 
 POPULATE_READ = 22
@@ -95,7 +95,7 @@ def read_through(file: Path) -> None:
         if hasattr(os, "posix_fadvise"):
             os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
         mapped = list(mappings(file))
-        if mapped and all(_populate(*piece) for piece in _pieces(mapped)):
+        if mapped and all(advise(*piece, POPULATE_READ) for piece in _pieces(mapped)):
             return
         buffer = bytearray(BLOCK)
         while stream.readinto(buffer):
@@ -122,12 +122,3 @@ def mappings(file: Path) -> Iterator[tuple[int, int]]:
         if len(fields) == 6 and fields[5] == path:
             begin, end = fields[0].split("-")
             yield int(begin, 16), int(end, 16)
-
-
-def _populate(begin: int, end: int) -> bool:
-    """Fill a mapping's pages; False where the system can't."""
-    madvise = getattr(ctypes.CDLL(None, use_errno=True), "madvise", None)
-    if madvise is None:
-        return False
-    span = ctypes.c_size_t(end - begin)
-    return int(madvise(ctypes.c_void_p(begin), span, ctypes.c_int(POPULATE_READ))) == 0

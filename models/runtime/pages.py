@@ -69,7 +69,7 @@ def use_large_pages(*, root: Path = Path("/")) -> LargePages:
                 go_on()
                 end = min(address + PIECE, span.end)
                 tried += end - address
-                moved += end - address if _collapse(address, end) else 0
+                moved += end - address if advise(address, end, COLLAPSE) else 0
     return LargePages(moved, tried, time.monotonic() - began)
 
 
@@ -109,10 +109,10 @@ def _aligned(span: Span) -> Span:
     return Span(-(-span.begin // LARGE) * LARGE, span.end // LARGE * LARGE)
 
 
-def _collapse(begin: int, end: int) -> bool:
-    """False where the system can't."""
+def advise(begin: int, end: int, advice: int) -> bool:
+    """`madvise` on this process's memory from `begin` to `end`; False where the system can't."""
     madvise = getattr(ctypes.CDLL(None, use_errno=True), "madvise", None)
     if madvise is None:
         return False
     span = ctypes.c_size_t(end - begin)
-    return int(madvise(ctypes.c_void_p(begin), span, ctypes.c_int(COLLAPSE))) == 0
+    return int(madvise(ctypes.c_void_p(begin), span, ctypes.c_int(advice))) == 0
