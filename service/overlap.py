@@ -3,7 +3,7 @@
     this thread              | search 1 ...| search 2 ...| search 3
     ahead's thread  encode 1 | encode 2 ......| encode 3 ..|
 
-The encoder never waits for a search: `early_outputs` lets it run through the stages that the plan
+The encoder never waits for a search: `EarlyOutputs` lets it run through the stages that the plan
 reads, and no further, while what is done waits to be searched. All stages run in ahead's thread:
 one that joined after the first stage would have to wait until this one lets go of the interpreter,
 and short searches would be over by then. With `ahead` None the same stages run in turn.
@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator
-from concurrent.futures import Executor, Future
+from collections.abc import Iterator
+from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 
@@ -43,39 +43,73 @@ class Found:
     cut: bool = False
 
 
-def early_outputs(
-    outputs: Iterator[EarlyOutput],
-    wanted: int,
-    ahead: Executor | None,
-    timeline: Timeline,
-    due_s: float | None = None,
-) -> Generator[EarlyOutput]:
-    """The first `wanted` of `outputs`, each measured; computed in `ahead` where there is one.
+class EarlyOutputs(Iterator[EarlyOutput]):
+    """The outputs that a plan reads, each measured; computed in `ahead` where there is one.
 
-    Raises DeadlinePassed once it is `due_s` (`time.perf_counter`), even while a stage runs ahead.
+    There the first is begun at once, before there is a plan: with a filter that takes a while to
+    answer. The others are once `want` has told how many are read. Raises DeadlinePassed from
+    `due_s` on (`time.perf_counter`), even while a stage runs ahead. To be closed.
     """
 
-    def compute(level: int) -> EarlyOutput:
-        with timeline.measure("encode", level):
-            output = next(outputs)
+    def __init__(
+        self,
+        outputs: Iterator[EarlyOutput],
+        ahead: Executor | None,
+        timeline: Timeline,
+        due_s: float | None = None,
+    ) -> None:
+        self._outputs, self._timeline, self._due_s = outputs, timeline, due_s
+        self._wanted, self._given = 0, 0
+        self._planned, self._left = threading.Event(), threading.Event()
+        self._done: SimpleQueue[EarlyOutput | BaseException] = SimpleQueue()
+        self._running = None if ahead is None else ahead.submit(self._run_on)
+
+    def want(self, levels: int) -> None:
+        """So many are read, and no more computed; told once."""
+        self._wanted = levels
+        self._planned.set()
+
+    def __next__(self) -> EarlyOutput:
+        """The next one, as soon as it is there."""
+        if self._given == self._wanted:
+            raise StopIteration
+        check_time(self._due_s)
+        level = self._given + 1
+        output = self._compute(level) if self._running is None else _within(self._due_s, self._done)
+        if isinstance(output, BaseException):
+            raise output
+        self._given = level
+        return output
+
+    def close(self) -> None:
+        """Stop the encoder: what has not begun never will; a stage that runs is left to end."""
+        self._left.set()
+        self._planned.set()
+        if self._running is None:
+            close_outputs(self._outputs)
+        else:
+            self._running.cancel()
+            self._running.add_done_callback(lambda _: close_outputs(self._outputs))
+
+    def _compute(self, level: int) -> EarlyOutput:
+        with self._timeline.measure("encode", level):
+            output = next(self._outputs)
         assert output.level == level, (output.level, level)
         return output
 
-    running: Future[None] | None = None
-    done: SimpleQueue[EarlyOutput | BaseException] = SimpleQueue()
-    left = threading.Event()
-    try:
-        if ahead is not None and (wanted > 1 or due_s is not None):
-            running = ahead.submit(_run_on, compute, wanted, done, left)
-        for level in range(1, wanted + 1):
-            check_time(due_s)
-            output = compute(level) if running is None else _within(due_s, done)
-            if isinstance(output, BaseException):
-                raise output
-            yield output
-    finally:
-        left.set()
-        _drop(outputs, running)
+    def _run_on(self) -> None:
+        """Compute what is wanted, until something fails or the reader has left."""
+        level = 0
+        while not self._left.is_set():
+            level += 1
+            try:
+                self._done.put(self._compute(level))
+            except BaseException as error:
+                self._done.put(error)
+                return
+            self._planned.wait()
+            if level >= self._wanted:
+                return
 
 
 def check_time(due_s: float | None) -> None:
@@ -93,33 +127,6 @@ def _within(
         return done.get(timeout=max(0.0, due_s - time.perf_counter()))
     except Empty:
         raise DeadlinePassed(TOO_LATE) from None
-
-
-def _run_on(
-    compute: Callable[[int], EarlyOutput],
-    wanted: int,
-    done: SimpleQueue[EarlyOutput | BaseException],
-    left: threading.Event,
-) -> None:
-    """Compute levels 1 to `wanted` into `done`, until something fails or the reader has left."""
-    for level in range(1, wanted + 1):
-        if left.is_set():
-            return
-        try:
-            done.put(compute(level))
-        except BaseException as error:
-            done.put(error)
-            return
-
-
-def _drop(outputs: Iterator[EarlyOutput], running: Future[None] | None) -> None:
-    """Stop the encoder: what has not begun never will; a stage that runs is left to end."""
-
-    if running is None:
-        close_outputs(outputs)
-    else:
-        running.cancel()
-        running.add_done_callback(lambda _: close_outputs(outputs))
 
 
 def close_outputs(outputs: Iterator[EarlyOutput]) -> None:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Executor
-from contextlib import closing
 from typing import Any
 
 import numpy as np
@@ -16,13 +15,13 @@ from hivlp.index.errors import PlanError
 from hivlp.index.filters import parse_filter
 from hivlp.index.masks import Mask
 from hivlp.index.searcher import FoundItem, Searcher
-from hivlp.models.levels import EarlyOutput, Modality
+from hivlp.models.levels import Modality
 from hivlp.models.reranker import Reranker
 from hivlp.service.overlap import (
+    EarlyOutputs,
     Found,
     PlanRun,
     check_time,
-    early_outputs,
     levels_wanted,
     run_plan,
 )
@@ -47,13 +46,17 @@ def find(
     check_side(setting.searcher, options.modality)
     reranker = reranker_of(query, options, setting)
     opened = query.open(setting)
-    run = plan_run(query, options, setting, opened, busy=busy)
-    outputs = opened.outputs
+    early = None
     if query.encodes:
-        wanted = levels_wanted(run.plan)
-        outputs = early_outputs(outputs, wanted, ahead, setting.timeline, setting.due_s)
-    with closing(_closable(outputs)) as stream:  # an early exit leaves some of it unread
-        found = run_plan(run, stream)
+        early = EarlyOutputs(opened.outputs, ahead, setting.timeline, setting.due_s)
+    try:
+        run = plan_run(query, options, setting, opened, busy=busy)
+        if early is not None:
+            early.want(levels_wanted(run.plan))
+        found = run_plan(run, opened.outputs if early is None else early)
+    finally:
+        if early is not None:  # an early exit leaves some of it unread, and a bad filter all
+            early.close()
     return answer(options, setting, opened, run.plan, found, reranker)
 
 
@@ -96,11 +99,6 @@ def answer(
         "partial": False,
         "truncated": opened.truncated,
     }
-
-
-def _closable(outputs: Iterator[EarlyOutput]) -> Generator[EarlyOutput]:
-    """The outputs as a generator: closed, it closes what makes them."""
-    yield from outputs
 
 
 def check_side(searcher: Searcher, searched: Modality) -> None:

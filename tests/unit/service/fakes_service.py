@@ -40,8 +40,10 @@ from hivlp.models.levels import (
     nested_prefix,
     normalise,
 )
+from hivlp.service.overlap import EarlyOutputs
 from hivlp.service.serving import Catalogue, ServedModel, ServedVersion
 from hivlp.service.settings import Settings
+from hivlp.service.timeline import Timeline
 
 LEVELS = (LevelSpec(1, 1, 4), LevelSpec(2, 2, 8), LevelSpec(3, 3, 16))
 FINEST = LEVELS[-1].dim
@@ -301,3 +303,16 @@ def fake_manifest() -> ArtifactManifest:
         sources=(SourceRecord(name="colours", licence="CC0-1.0", attribution="nobody"),),
         files={},
     )
+
+
+def early_outputs(
+    outputs: Iterator[EarlyOutput],
+    wanted: int,
+    ahead: Executor | None,
+    timeline: Timeline,
+    due_s: float | None = None,
+) -> EarlyOutputs:
+    """The outputs of an encoder of which a plan is known to read so many."""
+    early = EarlyOutputs(outputs, ahead, timeline, due_s)
+    early.want(wanted)
+    return early

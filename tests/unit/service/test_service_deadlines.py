@@ -17,10 +17,10 @@ from hivlp.index.cascade import Plan, PlanRequest
 from hivlp.models.errors import DeadlinePassed
 from hivlp.service import pipeline
 from hivlp.service.app import create_app
-from hivlp.service.overlap import PlanRun, early_outputs, run_plan
+from hivlp.service.overlap import PlanRun, run_plan
 from hivlp.service.settings import Limits, Settings, Threads
 from hivlp.service.timeline import Timeline
-from tests.unit.service.fakes_service import FakeEncoder, FakeSearcher, World
+from tests.unit.service.fakes_service import FakeEncoder, FakeSearcher, World, early_outputs
 from tests.unit.service.serving_app import serving
 from tests.unit.service.test_service_load import WAIT_S, Gate, await_true, in_flight, metric
 

@@ -16,10 +16,16 @@ from hivlp.index.early_exit import SIGNALS, ExitRule, Gate
 from hivlp.index.plans import make_plan
 from hivlp.models.levels import EarlyOutput
 from hivlp.service.app import create_app
-from hivlp.service.overlap import PlanRun, early_outputs, levels_wanted, run_plan
+from hivlp.service.overlap import EarlyOutputs, PlanRun, levels_wanted, run_plan
 from hivlp.service.settings import Settings, Threads
 from hivlp.service.timeline import Span, Timeline, overlap_saved_s
-from tests.unit.service.fakes_service import LEVELS, FakeEncoder, FakeSearcher, World
+from tests.unit.service.fakes_service import (
+    LEVELS,
+    FakeEncoder,
+    FakeSearcher,
+    World,
+    early_outputs,
+)
 from tests.unit.service.serving_app import serving
 
 WAIT_S = 20
@@ -249,9 +255,15 @@ def test_stages_after_an_early_exit_are_never_computed(level: int) -> None:
 
 
 def test_an_early_exit_leaves_the_stage_that_runs_ahead_to_end_and_no_other_to_begin() -> None:
-    answered = threading.Event()
-    encoder = FakeEncoder("text", before=lambda level: None if level == 1 else _must(answered))
-    searcher = SureSearcher()
+    began, answered = threading.Event(), threading.Event()
+
+    def before(level: int) -> None:
+        if level > 1:
+            began.set()
+            _must(answered)
+
+    encoder = FakeEncoder("text", before=before)
+    searcher = SureSearcher(before=lambda _: _must(began))
     outputs = encoder.encode(encoder.prepare(["red"]))
     with ThreadPoolExecutor(1) as ahead:
         with closing(early_outputs(outputs, 3, ahead, Timeline())) as stream:
@@ -260,3 +272,27 @@ def test_an_early_exit_leaves_the_stage_that_runs_ahead_to_end_and_no_other_to_b
     assert (found.level, searcher.searched) == (1, [1])
     assert encoder.encoded == [1, 2]
     assert encoder.closed == 1
+
+
+def test_the_first_stage_runs_while_the_plan_is_made_and_the_second_waits_for_it() -> None:
+    first, second = threading.Event(), threading.Event()
+    encoder = FakeEncoder("text", before=lambda level: (first if level == 1 else second).set())
+    with ThreadPoolExecutor(1) as ahead:
+        outputs = encoder.encode(encoder.prepare(["red"]))
+        with closing(EarlyOutputs(outputs, ahead, Timeline())) as early:
+            assert first.wait(WAIT_S)  # nobody has said yet what is wanted
+            assert not second.is_set()
+            early.want(2)
+            assert [output.level for output in early] == [1, 2]
+    assert encoder.encoded == [1, 2]
+
+
+def test_a_plan_that_can_not_be_made_stops_the_encoder_and_frees_its_thread() -> None:
+    world = World()
+    with serving(create_app(Settings(threads=Threads(workers=2)), load=world.load)) as client:
+        body = {"query": "red", "plan": "cascade", "filter": {"field": "nothing", "eq": 1}}
+        for _ in range(6):  # more often than there are threads ahead
+            assert client.post("/search/text", json=body).status_code in (400, 422)
+        answer = client.post("/search/text", json={"query": "red", "plan": "cascade"})
+        assert answer.json()["hits"][0]["id"] == "red"
+    assert world.text.encoded.count(2) == 1
