@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 
 class Cycle(Protocol):
     """uvicorn's request and its answer."""
 
+    scope: Any
     response_started: bool
 
 
@@ -28,22 +29,24 @@ class Answering:
         loop: asyncio.AbstractEventLoop,
         close: Callable[[], None],
     ) -> None:
-        self._cycle = cycle
+        self._cycle: Cycle | None = cycle  # until the head is written: the cycle holds this
         self._transport = transport
         self._loop = loop
         self._close = close
         self._head = b""
-        self._begun = False
         self.is_closing = transport.is_closing
 
     def write(self, data: bytes) -> None:
         """Send; the head waits for this turn's end, or for what is written before."""
+        cycle = self._cycle
         if self._head:
             data, self._head = self._head + data, b""
-        elif self._cycle.response_started and not self._begun:  # "100 Continue" is no answer's head
-            self._begun, self._head = True, data
-            self._loop.call_soon(self._send_head)
-            return
+        elif cycle is not None and cycle.response_started:  # "100 Continue" is no answer's head
+            self._cycle = None
+            if cycle.scope["method"] != "HEAD":  # of which nothing but the head is written
+                self._head = data
+                self._loop.call_soon(self._send_head)
+                return
         self._transport.write(data)
 
     def close(self) -> None:

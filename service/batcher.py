@@ -14,6 +14,7 @@ says so, and tells of jobs that run or wait for too long.
 from __future__ import annotations
 
 import asyncio
+import heapq
 import logging
 import math
 import threading
@@ -148,15 +149,17 @@ class MicroBatcher:
         return True
 
     def expected_wait_s(self) -> float:
-        """How long a job that came now would wait for a worker, by what jobs took lately: for those
-        that wait, and for what is left of those that run.
+        """How long a job that came now would wait for a worker, by what jobs took lately; 0 where
+        none waits, whatever runs: one that took long once is no reason to send anybody away.
         """
-        workers = tuple(self._workers)
-        if not self._waiting and any(worker.busy_since_s is None for worker in workers):
+        if not self._waiting:
             return 0.0
         now = time.perf_counter()
-        left_s = sum(worker.left_s(self._job_s, now) for worker in workers)
-        return (len(self._waiting) * self._job_s + left_s) / self._wanted
+        free_in = [worker.left_s(self._job_s, now) for worker in tuple(self._workers)] or [0.0]
+        heapq.heapify(free_in)
+        for _ in range(len(self._waiting)):
+            heapq.heapreplace(free_in, free_in[0] + self._job_s)
+        return free_in[0]
 
     def sick(self) -> str | None:
         """What is wrong with the workers, in words; None where nothing is."""

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Callable
 
 from hivlp.service.answering import Answering
 
 
 class Cycle:
-    response_started = False
+    def __init__(self) -> None:
+        self.scope = {"method": "GET"}
+        self.response_started = False
 
 
 class Wire(asyncio.Transport):
@@ -56,6 +59,16 @@ def test_a_head_whose_body_is_late_does_not_wait_for_it() -> None:
     def use(answer: Answering, cycle: Cycle, _: Wire) -> None:
         cycle.response_started = True
         answer.write(b"head")
+
+    assert with_answering(use) == [b"head"]
+
+
+def test_an_answer_that_is_all_head_is_sent_at_once_and_nothing_holds_its_request() -> None:
+    def use(answer: Answering, cycle: Cycle, wire: Wire) -> None:
+        cycle.scope["method"], cycle.response_started = "HEAD", True
+        answer.write(b"head")
+        assert wire.written == [b"head"]
+        assert cycle not in gc.get_referents(answer.__dict__)
 
     assert with_answering(use) == [b"head"]
 
