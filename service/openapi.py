@@ -61,6 +61,9 @@ SCHEMES = {
 NOT_READY: dict[int | str, dict[str, Any]] = {
     503: {"model": ErrorAnswer, "description": "Still loading, or draining."}
 }
+LATE: dict[int | str, dict[str, Any]] = {
+    504: {"model": ErrorAnswer, "description": "`deadline_ms` passed before level 1 was searched."}
+}
 ERRORS: dict[int | str, dict[str, Any]] = {
     400: {"model": ErrorAnswer, "description": "Malformed: not JSON, not UTF-8, not a form."},
     404: {"model": ErrorAnswer, "description": "No such index, version or item."},

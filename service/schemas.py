@@ -113,7 +113,7 @@ class SearchOptions(_Strict):
     )
     deadline_ms: float | None = Field(
         default=None,
-        gt=0,
+        ge=1,
         le=MAX_DEADLINE_MS,
         allow_inf_nan=False,
         description="Milliseconds from the arrival of the request. The levels searched by then "

@@ -21,7 +21,7 @@ from hivlp.service.bodies import (
 )
 from hivlp.service.errors import internal_problem, let_go, problem_of
 from hivlp.service.leaving import unless_left
-from hivlp.service.openapi import ERRORS, json_body, upload_body
+from hivlp.service.openapi import ERRORS, LATE, json_body, upload_body
 from hivlp.service.queries import ImageQuery, ItemQuery, Query, VectorQuery, text_query
 from hivlp.service.request_log import Noted, note
 from hivlp.service.responses import json_response
@@ -46,7 +46,7 @@ T = TypeVar("T")
 @router.post(
     "/text",
     response_model=None,
-    responses={200: {"model": SearchAnswer}},
+    responses={200: {"model": SearchAnswer}, **LATE},
     openapi_extra=json_body(TextSearch),
 )
 async def search_text(request: Request) -> Response:
@@ -57,7 +57,7 @@ async def search_text(request: Request) -> Response:
 @router.post(
     "/image",
     response_model=None,
-    responses={200: {"model": SearchAnswer}},
+    responses={200: {"model": SearchAnswer}, **LATE},
     openapi_extra=upload_body(ImageSearch),
 )
 async def search_image(request: Request) -> Response:
@@ -70,7 +70,7 @@ async def search_image(request: Request) -> Response:
 @router.post(
     "/similar",
     response_model=None,
-    responses={200: {"model": SearchAnswer}},
+    responses={200: {"model": SearchAnswer}, **LATE},
     openapi_extra=json_body(SimilarSearch),
 )
 async def search_similar(request: Request) -> Response:
@@ -81,7 +81,7 @@ async def search_similar(request: Request) -> Response:
 @router.post(
     "/vector",
     response_model=None,
-    responses={200: {"model": SearchAnswer}},
+    responses={200: {"model": SearchAnswer}, **LATE},
     openapi_extra=json_body(VectorSearch),
 )
 async def search_vector(request: Request) -> Response:
